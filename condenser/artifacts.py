@@ -1,0 +1,285 @@
+"""Folders that appear whole or not at all, and carry what made them.
+
+A stage writes into ``NAME.partial`` beside its output. When it is done, ``manifest.json`` is
+written last and the folder is renamed to ``NAME``: a folder with a manifest is finished, a folder
+without one does not count. A killed stage leaves ``NAME.partial``; the same command goes on there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from condenser.errors import UserError
+from condenser.files import dump_json, prepare_parent, read_json, sha256_file, sync_folder, write_json
+from condenser.talk import say
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+_STARTED = "started.json"
+_LOCK = "lock"
+_RECORDED_PACKAGES = ("condenser-ir", "torch", "transformers", "tokenizers", "numpy", "datasets", "faiss-cpu", "faiss-gpu")
+
+
+class Workspace:
+    """The one way to write an artifact: open, write into ``path``, ``commit``.
+
+    Args:
+        output: the folder that will appear.
+        kind: what it is, for example ``"vectors"``; the next stage asks for it by this word.
+        config: every option that shapes the result. A finished folder made with the same ``kind``,
+            ``config`` and ``inputs`` is up to date: then ``done`` is True and nothing need be written.
+        inputs: name -> fingerprint of what the stage reads.
+        resumable: keep what a killed run left in ``path``, instead of starting over.
+
+    Raises:
+        UserError: the output exists and is something else, was made with other options or inputs
+            (the difference is named), or another process is writing it.
+    """
+
+    def __init__(
+        self,
+        output: str | Path,
+        kind: str,
+        *,
+        config: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        resumable: bool = False,
+    ) -> None:
+        self.output = Path(output)
+        self.path = self.output.with_name(self.output.name + ".partial")
+        self.kind = kind
+        self.done = False
+        self._resumable = resumable
+        self._started = {"schema": SCHEMA, "kind": kind, "config": plain(config), "inputs": dict(inputs)}
+        self._lock_handle: int | None = None
+
+    def __enter__(self) -> Workspace:
+        prepare_parent(self.output)
+        if self._output_is_up_to_date():
+            self.done = True
+            return self
+        self._take_lock()
+        try:
+            self._prepare_contents()
+        except BaseException:
+            self._release_lock()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock_handle is None:
+            return
+        if not self.done and not self._resumable:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._release_lock()
+
+    def commit(self, facts: Mapping[str, Any]) -> Path:
+        """Write the manifest, flush everything to disk and rename the folder to its final name.
+
+        Args:
+            facts: what the next stage must know (counts, dimension, pooling, ...).
+
+        Returns:
+            The finished folder.
+        """
+        for name in (_STARTED, _LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        files = {}
+        for file in sorted(self.path.rglob("*")):
+            if file.is_file():
+                _sync_file(file)
+                files[file.relative_to(self.path).as_posix()] = {
+                    "bytes": file.stat().st_size,
+                    "sha256": sha256_file(file),
+                }
+        manifest = {
+            **self._started,
+            "facts": plain(facts),
+            "files": files,
+            "fingerprint": _fingerprint(files),
+            "versions": _versions(),
+        }
+        write_json(self.path / MANIFEST, manifest)
+        if self.output.exists():
+            self.output.rmdir()  # only ever an empty folder, see _output_is_up_to_date
+        os.rename(self.path, self.output)
+        sync_folder(self.output.absolute().parent)
+        self.done = True
+        return self.output
+
+    def _output_is_up_to_date(self) -> bool:
+        if not self.output.exists():
+            return False
+        if not self.output.is_dir():
+            raise UserError("is a file, expected a folder to write", self.output, "choose another --output")
+        if not any(self.output.iterdir()):
+            return False
+        if not (self.output / MANIFEST).is_file():
+            raise UserError("folder is not empty and was not made by this toolkit", self.output, "choose another --output")
+        self._refuse_difference(load_manifest(self.output), self.output)
+        say(f"{self.output}: up to date")
+        return True
+
+    def _refuse_difference(self, other: Mapping[str, Any], folder: Path) -> None:
+        differences = describe_difference(other, self._started)
+        if differences:
+            raise UserError(
+                f"was made with other settings: {'; '.join(differences)}",
+                folder,
+                "remove the folder to make it anew, or choose another --output",
+            )
+
+    def _take_lock(self) -> None:
+        self.path.mkdir(exist_ok=True)
+        self._lock_handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(self._lock_handle, 200).decode(errors="replace") or "unknown"
+            os.close(self._lock_handle)
+            self._lock_handle = None
+            raise UserError(f"another process is writing here ({holder})", self.path) from None
+        os.ftruncate(self._lock_handle, 0)
+        os.write(self._lock_handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def _release_lock(self) -> None:
+        if self._lock_handle is not None:
+            os.close(self._lock_handle)
+            self._lock_handle = None
+
+    def _prepare_contents(self) -> None:
+        started = self.path / _STARTED
+        if self._resumable and started.is_file():
+            self._refuse_difference(read_json(started), self.path)
+            return
+        for entry in self.path.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != _LOCK:
+                entry.unlink()
+        write_json(started, self._started)
+
+
+def load_manifest(folder: str | Path, kind: str | None = None, *, verify: bool = False) -> dict[str, Any]:
+    """Read a finished folder's manifest and check the files it lists.
+
+    Args:
+        folder: the artifact.
+        kind: the kind expected; None takes any.
+        verify: also compare each file's SHA-256 (sizes are always compared).
+
+    Raises:
+        UserError: no such folder, no manifest (unfinished), another kind, a newer schema, a file
+            missing, of another size or damaged, or a listed name that points outside the folder.
+    """
+    folder = Path(folder)
+    expected = f"expected a {kind} folder" if kind else "expected an artifact of this toolkit"
+    if not folder.is_dir():
+        raise UserError(f"no such folder; {expected}", folder)
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"no {MANIFEST} here; {expected}", folder, "an unfinished stage leaves NAME.partial: run it again")
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("schema") != SCHEMA:
+        raise UserError(
+            f"manifest has schema {manifest.get('schema')!r}, this release reads {SCHEMA}", folder / MANIFEST
+        )
+    if kind is not None and manifest.get("kind") != kind:
+        raise UserError(f"is a {manifest.get('kind')} folder; {expected}", folder)
+    for name, entry in manifest["files"].items():
+        _check_file(folder, name, entry, verify)
+    return manifest
+
+
+def _check_file(folder: Path, name: str, entry: Mapping[str, Any], verify: bool) -> None:
+    file = folder / name
+    if Path(name).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"manifest lists {name!r}, which lies outside the folder", folder / MANIFEST)
+    if not file.is_file():
+        raise UserError("file listed in the manifest is missing", file, "make the folder anew")
+    size = file.stat().st_size
+    if size != entry["bytes"]:
+        raise UserError(f"has {size:,} bytes, the manifest says {entry['bytes']:,}", file, "make the folder anew")
+    if verify and sha256_file(file) != entry["sha256"]:
+        raise UserError("contents differ from the manifest's sha256", file, "make the folder anew")
+
+
+def fingerprint(path: str | Path) -> str:
+    """Return a short digest of what a file or folder contains.
+
+    An artifact's own manifest answers without reading the data; other folders are hashed file by file.
+    """
+    path = Path(path)
+    if path.is_file():
+        return sha256_file(path)[:16]
+    if (path / MANIFEST).is_file():
+        return str(load_manifest(path)["fingerprint"])
+    files = {
+        file.relative_to(path).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    }
+    return _fingerprint(files)
+
+
+def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """List how two manifests' kind, config and inputs differ, as ``key: old -> new``."""
+    differences = []
+    if old.get("kind") != new.get("kind"):
+        differences.append(f"kind: {old.get('kind')} -> {new.get('kind')}")
+    for section in ("config", "inputs"):
+        before, after = old.get(section, {}), new.get(section, {})
+        for key in sorted(before.keys() | after.keys()):
+            if before.get(key) != after.get(key):
+                differences.append(f"{key}: {before.get(key)!r} -> {after.get(key)!r}")
+    return differences
+
+
+def result_config(options: Any) -> dict[str, Any]:
+    """Return the options that shape a stage's result: all fields but those marked ``shapes_result=False``."""
+    return {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if field.metadata.get("shapes_result", True)
+    }
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` as JSON would give them back (Paths as text, tuples as lists)."""
+    import orjson
+
+    loaded: dict[str, Any] = orjson.loads(dump_json(dict(values)))
+    return loaded
+
+
+def _fingerprint(files: Mapping[str, Mapping[str, Any]]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name}\0{files[name]['sha256']}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _RECORDED_PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _sync_file(file: Path) -> None:
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())

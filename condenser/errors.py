@@ -1,0 +1,44 @@
+"""The one exception that means: the user can mend this."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class UserError(Exception):
+    """Bad input, told in one line: where, what was found and expected, and what to do.
+
+    Args:
+        what: what is wrong, with the value found and the value expected.
+        where: file, ``file:line`` or folder; None if the fault has no place.
+        hint: what to do about it.
+    """
+
+    def __init__(self, what: str, where: str | Path | None = None, hint: str | None = None) -> None:
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.hint = hint
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        advice = f" ({self.hint})" if self.hint else ""
+        return " ".join(f"{place}{self.what}{advice}".split("\n"))
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str | None, str | None]]:
+        return type(self), (self.what, self.where, self.hint)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name closest to ``name``, or None when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def sample(names: Iterable[str], count: int = 3) -> str:
+    """Join the first ``count`` names for a message, and say that there are more."""
+    shown = list(names)
+    more = ", ..." if len(shown) > count else ""
+    return ", ".join(repr(name) for name in shown[:count]) + more

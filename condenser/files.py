@@ -1,0 +1,234 @@
+"""Lines and records with ``file:line`` errors, compressed or not, and writes that happen whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+import orjson
+
+from condenser.errors import UserError, nearest
+
+MAX_LINE_BYTES = 64 * 2**20
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def existing_file(path: str | Path) -> Path:
+    """Return ``path`` as a Path; raise UserError when it is missing or a folder."""
+    path = Path(path)
+    if path.is_dir():
+        raise UserError("is a folder, expected a file", path)
+    if not path.exists():
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        close = nearest(path.name, siblings)
+        hint = f"did you mean {path.parent / close}?" if close else None
+        raise UserError("no such file", path, hint)
+    return path
+
+
+@contextmanager
+def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a plain, ``.gz`` or ``.zst`` file for reading bytes."""
+    path = existing_file(path)
+    if path.suffix == ".gz":
+        with gzip.open(path, "rb") as stream:
+            yield stream  # type: ignore[misc]
+    elif path.suffix == ".zst":
+        import zstandard
+
+        with path.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw) as reader:
+            yield io.BufferedReader(reader)  # type: ignore[arg-type, type-var, misc]
+    else:
+        with path.open("rb") as stream:
+            yield stream
+
+
+def read_lines(path: str | Path, *, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+    r"""Yield ``(line number, text)`` for each line of a file, numbered from 1.
+
+    Lines end at ``\n`` only (a ``\r`` before it is dropped), so that U+2028 or a lone ``\r`` inside a
+    text does not cut a record in two. A byte order mark at the start is skipped.
+
+    Raises:
+        UserError: missing file, bytes that are not ``encoding``, a NUL byte, a line over 64 MiB, or
+            compressed data that ends early; each with ``file:line``.
+    """
+    number = 0
+    with open_bytes(path) as stream:
+        while True:
+            try:
+                raw = stream.readline(MAX_LINE_BYTES + 1)
+            except (EOFError, OSError, zlib.error, _zstd_error()) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                raise UserError(f"compressed data is damaged or ends early after line {number:,} ({error})", path) from None
+            if not raw:
+                return
+            number += 1
+            if len(raw) > MAX_LINE_BYTES:
+                raise UserError(
+                    f"line is longer than {MAX_LINE_BYTES:,} bytes", f"{path}:{number}", "one record per line is expected"
+                )
+            if number == 1 and raw.startswith(_BOM):
+                raw = raw[len(_BOM) :]
+            raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+            if b"\0" in raw:
+                raise UserError("line contains a NUL byte, expected text", f"{path}:{number}")
+            try:
+                yield number, raw.decode(encoding)
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"byte 0x{raw[error.start]:02X} at column {error.start + 1} is not {encoding.upper()}",
+                    f"{path}:{number}",
+                    "convert the file to UTF-8 first, for example with iconv",
+                ) from None
+
+
+def _zstd_error() -> type[Exception]:
+    """Return zstandard's exception class if the library is in use, else a class nothing raises."""
+    import sys
+
+    module = sys.modules.get("zstandard")
+    return module.ZstdError if module else _NeverRaised
+
+
+class _NeverRaised(Exception):
+    pass
+
+
+def read_records(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(line number, object)`` for each line of a JSON lines file; blank lines are passed over.
+
+    Raises:
+        UserError: a line that is not JSON or not an object, with ``file:line`` and the column.
+    """
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise UserError(
+                f"not valid JSON ({error.msg} at column {error.colno})", f"{path}:{number}", "one JSON object per line"
+            ) from None
+        if not isinstance(record, dict):
+            raise UserError(f"expected a JSON object, found {_json_kind(record)}", f"{path}:{number}")
+        yield number, record
+
+
+def _json_kind(value: object) -> str:
+    kinds = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean"}
+    return kinds.get(type(value), "null")
+
+
+def identifier(value: object, where: str) -> str:
+    """Return an id as text: a string as it is, a JSON integer as its decimal text.
+
+    Raises:
+        UserError: an empty id, null, a fraction, a boolean or an object.
+    """
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    shown = "an empty string" if value == "" else repr(value)
+    raise UserError(f"id is {shown}, expected a string or a whole number", where)
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[TextIO]:
+    """Open a text file that appears under ``path`` only when the block ends without an error.
+
+    ``.gz`` paths are compressed (with a fixed time stamp, so that equal text gives equal bytes).
+    """
+    with atomic_write_bytes(path) as raw:
+        if Path(path).suffix == ".gz":
+            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
+                text = io.TextIOWrapper(packed, encoding="utf-8", newline="\n")  # type: ignore[arg-type, type-var]
+                yield text
+                text.flush()
+                text.detach()
+        else:
+            text = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
+            yield text
+            text.flush()
+            text.detach()
+
+
+@contextmanager
+def atomic_write_bytes(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a binary file that appears under ``path`` only when the block ends without an error."""
+    path = Path(path)
+    prepare_parent(path)
+    draft = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        with draft.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(draft, path)
+        sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def prepare_parent(path: str | Path) -> None:
+    """Make the folder that will hold ``path``; raise UserError when it cannot be written.
+
+    Call it before the work, not after: nobody wants to learn about a read-only disk after a night.
+    """
+    parent = Path(path).absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make this folder: {error.strerror}", parent) from None
+    if not os.access(parent, os.W_OK):
+        raise UserError("cannot write into this folder", parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's own entries to disk, so that a rename survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: str | Path, value: object) -> None:
+    """Write ``value`` as indented JSON with sorted keys, whole or not at all."""
+    with atomic_write_bytes(path) as stream:
+        stream.write(dump_json(value))
+
+
+def dump_json(value: object) -> bytes:
+    """Return indented JSON with sorted keys and a final newline; Paths become strings."""
+    return orjson.dumps(
+        value, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
+    )
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object; raise UserError when the file is missing or holds something else."""
+    path = existing_file(path)
+    try:
+        value = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"not valid JSON ({error.msg})", f"{path}:{error.lineno}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"expected a JSON object, found {_json_kind(value)}", path)
+    return value
+
+
+def sha256_file(path: str | Path) -> str:
+    """Return the hexadecimal SHA-256 of a file's bytes."""
+    with Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

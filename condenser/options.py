@@ -1,0 +1,83 @@
+"""Options of the verbs that turn text into an encoder, and how options are declared anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def required(help: str) -> Any:
+    """Declare an option that must be given."""
+    return field(metadata={"help": help})
+
+
+def option(default: Any, help: str, *, shapes_result: bool = True) -> Any:
+    """Declare an option with a default.
+
+    Args:
+        default: its value when not given; a list is copied for each use.
+        help: one line for ``--help``.
+        shapes_result: False for options that cannot change what the stage writes (where it goes,
+            how often it reports): they may differ when a stage is run again.
+    """
+    metadata = {"help": help, "shapes_result": shapes_result}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def output(help: str) -> Any:
+    """Declare where the result goes."""
+    return field(metadata={"help": help, "shapes_result": False})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpansOptions:
+    """Documents to a memory-mapped store of token spans, kept by document."""
+
+    input: list[str] = option(
+        [], "files of documents: jsonl ({_id, title, text} or {spans}), plain text (one document a line), .gz, .zst"
+    )
+    collection: str | None = option(None, "take the passages of this collection (folder or embedded name) instead")
+    tokenizer: str | None = option(None, "folder or hub name of the tokenizer")
+    train_tokenizer: int | None = option(None, "train a WordPiece tokenizer of this many entries on the input instead")
+    max_length: int = option(128, "longest span in tokens, the special tokens included")
+    min_tokens: int = option(8, "a shorter last span is dropped, unless it is the document's only one")
+    output: str = output("folder to write")
+    batch_size: int = option(1000, "documents tokenized at once", shapes_result=False)
+
+
+Objective = Literal["mlm", "condenser", "cocondenser"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions:
+    """Pretrain an encoder on token spans: MLM, Condenser or coCondenser."""
+
+    objective: Objective = option("condenser", "what is learnt")
+    data: str = required("token store made by `condenser spans`")
+    init: str | None = option(None, "folder or hub name of the weights to start from")
+    model_size: Literal["tiny", "mini"] | None = option(
+        None, "start from random weights instead: tiny is 2 layers of 128, mini 4 of 256"
+    )
+    output: str = output("folder to write: opens in AutoModel and AutoModelForMaskedLM")
+    max_steps: int = required("optimiser steps")
+    batch_size: int = option(32, "spans per step (documents for cocondenser: two spans each), over all processes")
+    max_length: int | None = option(None, "cut spans to this many tokens; default: as stored")
+    learning_rate: float = option(1e-4, "peak learning rate")
+    warmup_ratio: float = option(0.1, "share of the steps in which the learning rate rises from zero")
+    head_warmup_steps: int = option(0, "first steps in which only new heads learn and the encoder stands still")
+    weight_decay: float = option(0.01, "AdamW weight decay, not on biases and LayerNorms")
+    max_grad_norm: float = option(1.0, "gradient clipping by global norm")
+    gradient_accumulation: int = option(1, "micro-batches per step; does not widen the contrastive batch")
+    mlm_probability: float = option(0.15, "share of tokens that are masked, in whole words")
+    skip_from: int | None = option(None, "layer whose token states the Condenser head sees; default: half the layers")
+    head_layers: int = option(2, "Transformer layers in the Condenser head")
+    late_mlm: bool = option(True, "add the MLM loss of the last layer to the head's")
+    seed: int = option(42, "seed of the data order, masks, dropout and new weights")
+    mixed_precision: Literal["no", "fp16", "bf16"] = option("no", "autocast type on GPUs")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute")
+    workers: int = option(0, "loader processes; the batches do not depend on it", shapes_result=False)
+    log_every: int = option(10, "steps between log lines", shapes_result=False)
+    save_every: int = option(500, "steps between checkpoints", shapes_result=False)
+    keep_checkpoints: int = option(2, "newest checkpoints kept while training", shapes_result=False)

@@ -1,0 +1,217 @@
+"""The command ``condenser``: one verb per stage, its options taken from the stage's dataclass.
+
+Nothing heavy is imported before a verb's options are parsed, so that ``--help`` and every typo
+answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from condenser.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Verb:
+    """Where a verb's options and function live, as ``module:name``."""
+
+    help: str
+    options: str
+    function: str
+    positional: tuple[str, ...] = ()
+
+
+VERBS: dict[str, Verb] = {
+    "data": Verb("list the embedded collections", "retrieval.options:DataOptions", "retrieval.collections:list_collections"),
+    "spans": Verb("documents to token spans", "condenser.options:SpansOptions", "retrieval.stages:build_spans"),
+    "pretrain": Verb(
+        "MLM, Condenser and coCondenser pretraining", "condenser.options:PretrainOptions", "condenser.pretrain:pretrain"
+    ),
+    "finetune": Verb("train a bi-encoder", "retrieval.options:FinetuneOptions", "retrieval.finetune:finetune"),
+    "bm25": Verb("lexical baseline run", "retrieval.options:Bm25Options", "retrieval.bm25:search_bm25"),
+    "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
+    "index": Verb("vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index:build_index"),
+    "search": Verb("queries to a run", "retrieval.options:SearchOptions", "retrieval.search:search"),
+    "evaluate": Verb("a run to MRR, nDCG, recall", "eval.options:EvaluateOptions", "eval.report:evaluate_files"),
+    "quickstart": Verb(
+        "the whole chain on embedded data", "retrieval.options:QuickstartOptions", "retrieval.quickstart:quickstart"
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status.
+
+    0 done, 1 internal error (with a traceback), 2 bad input or options (one line), 130 Ctrl-C,
+    143 stopped by SIGTERM after saving.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words)
+    except UserError as error:
+        print(f"condenser: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("condenser: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        import importlib.metadata
+
+        print(f"condenser-ir {importlib.metadata.version('condenser-ir')}")
+        return 0
+    verb, rest = _find_verb(words)
+    options = parse_options(verb, rest)
+    if options is None:
+        return 0
+    result = load(VERBS[verb].function)(options)
+    if result is not None:
+        print(result, flush=True)
+    return 0
+
+
+def _overview() -> str:
+    width = max(len(name) for name in VERBS)
+    lines = [f"  {name:<{width}}  {verb.help}" for name, verb in VERBS.items()]
+    return "\n".join(
+        ["usage: condenser VERB [--option value ...]", "", "From raw text to a measured retriever:", *lines, ""]
+        + ["condenser VERB --help shows a verb's options; --config FILE.yaml takes them from a file."]
+    )
+
+
+def _find_verb(words: list[str]) -> tuple[str, list[str]]:
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in VERBS:
+            return name, words[length:]
+    close = nearest(words[0], VERBS)
+    hint = f"did you mean {close}?" if close else "condenser --help lists the verbs"
+    raise UserError(f"unknown verb {words[0]!r}", hint=hint)
+
+
+def load(place: str) -> Any:
+    """Import ``module:name`` and return the object."""
+    module, name = place.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def parse_options(verb: str, words: Sequence[str]) -> Any:
+    """Turn a verb's command line into its options dataclass; None when help or the config was printed.
+
+    Raises:
+        UserError: an unknown option (with the nearest known one), a missing or ill-typed value.
+    """
+    options_class = load(VERBS[verb].options)
+    parser = _build_parser(verb, options_class)
+    try:
+        known = parser.parse_args([_with_underscores(word) for word in words])
+    except SystemExit as stop:
+        if stop.code:
+            raise
+        return None
+    values = {field.name: getattr(known, field.name) for field in dataclasses.fields(options_class)}
+    _check_required(options_class, values)
+    return options_class(**values)
+
+
+def _check_required(options_class: type, values: dict[str, Any]) -> None:
+    for field in dataclasses.fields(options_class):
+        if _is_required(field) and values[field.name] in (None, []):
+            raise UserError(f"--{field.name} is missing: {field.metadata['help']}")
+
+
+def _with_underscores(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _build_parser(verb: str, options_class: type) -> Any:
+    import jsonargparse
+
+    hints = typing.get_type_hints(options_class)
+
+    class OneLineParser(jsonargparse.ArgumentParser):
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            raise _explain(str(message), hints)
+
+    parser = OneLineParser(
+        prog=f"condenser {verb}", description=(options_class.__doc__ or "").strip(), default_env=False, allow_abbrev=False
+    )
+    parser.add_argument("--config", action=jsonargparse.ActionConfigFile, help="YAML file of options")
+    positional = VERBS[verb].positional
+    for field in dataclasses.fields(options_class):
+        _add_argument(parser, field, hints[field.name], field.name in positional)
+    return parser
+
+
+def _add_argument(parser: Any, field: dataclasses.Field[Any], hint: Any, positional: bool) -> None:
+    import jsonargparse
+
+    name = field.name if positional else f"--{field.name}"
+    settings: dict[str, Any] = {"help": field.metadata["help"] + (" (required)" if _is_required(field) else "")}
+    if not _is_required(field):
+        settings["default"] = field.default_factory() if callable(field.default_factory) else field.default
+    if typing.get_origin(hint) is list:
+        settings |= {"type": typing.get_args(hint)[0], "nargs": "+"}
+    elif hint is bool:
+        settings |= {"action": jsonargparse.ActionYesNo, "nargs": "?"}
+    elif _is_required(field):
+        settings["type"] = typing.Optional[hint]  # noqa: UP045 - built at run time
+    else:
+        settings["type"] = hint
+    parser.add_argument(name, **settings)
+
+
+def _explain(message: str, hints: dict[str, Any]) -> UserError:
+    """Reduce jsonargparse's message to one line, and name the nearest option to an unknown one."""
+    import re
+
+    unknown = re.search(r"(?:[Uu]nrecognized arguments: |Option ')([^\s']+)", message)
+    if unknown:
+        word = unknown.group(1)
+        if not word.startswith("-") and "Option" not in message:
+            return UserError(f"unexpected argument {word!r}", hint="options start with --")
+        name = word.lstrip("-").split("=")[0]
+        close = nearest(name, hints)
+        return UserError(f"unknown option --{name}", hint=f"did you mean --{close}?" if close else "see --help")
+    ill_typed = re.search(r'Parser key "(\w+)".*(?:Given value|Got value): (.*)', message, re.DOTALL)
+    if ill_typed and ill_typed.group(1) in hints:
+        name, value = ill_typed.groups()
+        return UserError(f"--{name} is {value.strip()!r}, expected {_in_words(hints[name])}")
+    return UserError(" ".join(message.replace("Parser key", "option").split()))
+
+
+def _in_words(hint: Any) -> str:
+    """Say what values a type takes."""
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(str(value) for value in typing.get_args(hint))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_in_words(part) for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is list:
+        return _in_words(typing.get_args(hint)[0])
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "text")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""The records that cross rooms: plain text with ids, which are strings always."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Passage(NamedTuple):
+    """One unit of retrieval; ``title`` is empty when there is none."""
+
+    id: str
+    title: str
+    text: str
+
+
+class Query(NamedTuple):
+    """One question; ``answers`` are answer strings for open-domain QA, usually none."""
+
+    id: str
+    text: str
+    answers: tuple[str, ...] = ()
+
+
+class Hit(NamedTuple):
+    """One retrieved passage with its score (float32)."""
+
+    passage_id: str
+    score: float
