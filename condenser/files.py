@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -18,6 +18,7 @@ from condenser.errors import UserError, nearest
 
 MAX_LINE_BYTES = 64 * 2**20
 
+_ZSTD_CHUNK_BYTES = 2**14
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -42,54 +43,108 @@ def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
         with gzip.open(path, "rb") as stream:
             yield stream  # type: ignore[misc]
     elif path.suffix == ".zst":
-        import zstandard
-
-        with path.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw) as reader:
-            yield io.BufferedReader(reader)  # type: ignore[arg-type, type-var, misc]
+        with path.open("rb") as raw, io.BufferedReader(_ZstdReader(raw)) as reader:
+            yield reader
     else:
         with path.open("rb") as stream:
             yield stream
 
 
-def read_lines(path: str | Path, *, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+class _ZstdReader(io.RawIOBase):
+    """Unpacks the frames of a Zstandard stream; unlike zstandard's own reader it tells when the last one is cut short."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        import zstandard
+
+        self._packed = packed
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._text = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            if self._frame is not None and self._frame.eof:
+                chunk, self._frame = self._frame.unused_data, None
+            else:
+                chunk = b""
+            chunk = chunk or self._packed.read(_ZSTD_CHUNK_BYTES)
+            if not chunk:
+                if self._frame is not None:
+                    raise EOFError("the last frame is incomplete")
+                return 0
+            self._frame = self._frame or self._decompressor.decompressobj()
+            self._text = memoryview(self._frame.decompress(chunk))
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count
+
+
+def refuse(error: UserError) -> None:
+    """Raise ``error``: what is done about a bad line unless the caller asks otherwise."""
+    raise error from None
+
+
+def read_lines(
+    path: str | Path, *, encoding: str = "utf-8", on_bad: Callable[[UserError], None] = refuse
+) -> Iterator[tuple[int, str]]:
     r"""Yield ``(line number, text)`` for each line of a file, numbered from 1.
 
     Lines end at ``\n`` only (a ``\r`` before it is dropped), so that U+2028 or a lone ``\r`` inside a
     text does not cut a record in two. A byte order mark at the start is skipped.
 
+    Args:
+        path: the file; ``.gz`` and ``.zst`` are unpacked.
+        encoding: how its bytes are read.
+        on_bad: called with the error of a line that cannot be read; when it returns, the line is passed over.
+
     Raises:
         UserError: missing file, bytes that are not ``encoding``, a NUL byte, a line over 64 MiB, or
-            compressed data that ends early; each with ``file:line``.
+            compressed data that ends early; each with ``file:line``. The last is never passed over.
     """
     number = 0
     with open_bytes(path) as stream:
         while True:
-            try:
-                raw = stream.readline(MAX_LINE_BYTES + 1)
-            except (EOFError, OSError, zlib.error, _zstd_error()) as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise
-                raise UserError(f"compressed data is damaged or ends early after line {number:,} ({error})", path) from None
+            raw = _next_line(stream, f"{path}", number)
             if not raw:
                 return
             number += 1
+            where = f"{path}:{number}"
             if len(raw) > MAX_LINE_BYTES:
-                raise UserError(
-                    f"line is longer than {MAX_LINE_BYTES:,} bytes", f"{path}:{number}", "one record per line is expected"
-                )
+                on_bad(UserError(f"line is longer than {MAX_LINE_BYTES:,} bytes", where, "one record per line is expected"))
+                while raw and not raw.endswith(b"\n"):
+                    raw = _next_line(stream, f"{path}", number)
+                continue
             if number == 1 and raw.startswith(_BOM):
                 raw = raw[len(_BOM) :]
             raw = raw.removesuffix(b"\n").removesuffix(b"\r")
             if b"\0" in raw:
-                raise UserError("line contains a NUL byte, expected text", f"{path}:{number}")
+                on_bad(UserError("line contains a NUL byte, expected text", where))
+                continue
             try:
-                yield number, raw.decode(encoding)
+                text = raw.decode(encoding)
             except UnicodeDecodeError as error:
-                raise UserError(
-                    f"byte 0x{raw[error.start]:02X} at column {error.start + 1} is not {encoding.upper()}",
-                    f"{path}:{number}",
-                    "convert the file to UTF-8 first, for example with iconv",
-                ) from None
+                on_bad(
+                    UserError(
+                        f"byte 0x{raw[error.start]:02X} at column {error.start + 1} is not {encoding.upper()}",
+                        where,
+                        "convert the file to UTF-8 first, for example with iconv",
+                    )
+                )
+                continue
+            yield number, text
+
+
+def _next_line(stream: BinaryIO, path: str, number: int) -> bytes:
+    try:
+        return stream.readline(MAX_LINE_BYTES + 1)
+    except (EOFError, OSError, zlib.error, _zstd_error()) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise UserError(f"compressed data is damaged or ends early after line {number:,} ({error})", path) from None
 
 
 def _zstd_error() -> type[Exception]:
@@ -113,15 +168,18 @@ def read_records(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in read_lines(path):
         if not line.strip():
             continue
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise UserError(
-                f"not valid JSON ({error.msg} at column {error.colno})", f"{path}:{number}", "one JSON object per line"
-            ) from None
-        if not isinstance(record, dict):
-            raise UserError(f"expected a JSON object, found {_json_kind(record)}", f"{path}:{number}")
-        yield number, record
+        yield number, parse_record(line, f"{path}:{number}")
+
+
+def parse_record(line: str, where: str) -> dict[str, Any]:
+    """Return the JSON object in ``line``; raise UserError at ``where`` when it is something else."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"not valid JSON ({error.msg} at column {error.colno})", where, "one JSON object per line") from None
+    if not isinstance(record, dict):
+        raise UserError(f"expected a JSON object, found {_json_kind(record)}", where)
+    return record
 
 
 def _json_kind(value: object) -> str:
