@@ -27,7 +27,16 @@ SCHEMA = 1
 MANIFEST = "manifest.json"
 _STARTED = "started.json"
 _LOCK = "lock"
-_RECORDED_PACKAGES = ("condenser-ir", "torch", "transformers", "tokenizers", "numpy", "datasets", "faiss-cpu", "faiss-gpu")
+_RECORDED_PACKAGES = (
+    "condenser-ir",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "datasets",
+    "faiss-cpu",
+    "faiss-gpu",
+)
 
 
 class Workspace:
@@ -127,7 +136,9 @@ class Workspace:
         if not any(self.output.iterdir()):
             return False
         if not (self.output / MANIFEST).is_file():
-            raise UserError("folder is not empty and was not made by this toolkit", self.output, "choose another --output")
+            raise UserError(
+                "folder is not empty and was not made by this toolkit", self.output, "choose another --output"
+            )
         self._refuse_difference(load_manifest(self.output), self.output)
         say(f"{self.output}: up to date")
         return True
@@ -189,7 +200,9 @@ def load_manifest(folder: str | Path, kind: str | None = None, *, verify: bool =
     if not folder.is_dir():
         raise UserError(f"no such folder; {expected}", folder)
     if not (folder / MANIFEST).is_file():
-        raise UserError(f"no {MANIFEST} here; {expected}", folder, "an unfinished stage leaves NAME.partial: run it again")
+        raise UserError(
+            f"no {MANIFEST} here; {expected}", folder, "an unfinished stage leaves NAME.partial: run it again"
+        )
     manifest = read_json(folder / MANIFEST)
     if manifest.get("schema") != SCHEMA:
         raise UserError(

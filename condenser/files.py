@@ -8,7 +8,7 @@ import io
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -51,7 +51,7 @@ def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
 
 
 class _ZstdReader(io.RawIOBase):
-    """Unpacks the frames of a Zstandard stream; unlike zstandard's own reader it tells when the last one is cut short."""
+    """Unpacks Zstandard frames; unlike the library's own reader it tells when the last one is cut short."""
 
     def __init__(self, packed: BinaryIO) -> None:
         import zstandard
@@ -114,7 +114,9 @@ def read_lines(
             number += 1
             where = f"{path}:{number}"
             if len(raw) > MAX_LINE_BYTES:
-                on_bad(UserError(f"line is longer than {MAX_LINE_BYTES:,} bytes", where, "one record per line is expected"))
+                on_bad(
+                    UserError(f"line is longer than {MAX_LINE_BYTES:,} bytes", where, "one record per line is expected")
+                )
                 while raw and not raw.endswith(b"\n"):
                     raw = _next_line(stream, f"{path}", number)
                 continue
@@ -176,7 +178,9 @@ def parse_record(line: str, where: str) -> dict[str, Any]:
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise UserError(f"not valid JSON ({error.msg} at column {error.colno})", where, "one JSON object per line") from None
+        raise UserError(
+            f"not valid JSON ({error.msg} at column {error.colno})", where, "one JSON object per line"
+        ) from None
     if not isinstance(record, dict):
         raise UserError(f"expected a JSON object, found {_json_kind(record)}", where)
     return record
@@ -205,19 +209,20 @@ def identifier(value: object, where: str) -> str:
 def atomic_write(path: str | Path) -> Iterator[TextIO]:
     """Open a text file that appears under ``path`` only when the block ends without an error.
 
-    ``.gz`` paths are compressed (with a fixed time stamp, so that equal text gives equal bytes).
+    ``.gz`` and ``.zst`` paths are compressed (without a time stamp, so that equal text gives equal bytes).
     """
-    with atomic_write_bytes(path) as raw:
+    with atomic_write_bytes(path) as raw, ExitStack() as stack:
+        target: Any = raw
         if Path(path).suffix == ".gz":
-            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
-                text = io.TextIOWrapper(packed, encoding="utf-8", newline="\n")  # type: ignore[arg-type, type-var]
-                yield text
-                text.flush()
-                text.detach()
-        else:
-            text = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
+            target = stack.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
+        elif Path(path).suffix == ".zst":
+            import zstandard
+
+            target = stack.enter_context(zstandard.ZstdCompressor().stream_writer(raw, closefd=False))
+        text = io.TextIOWrapper(target, encoding="utf-8", newline="\n")
+        try:
             yield text
-            text.flush()
+        finally:
             text.detach()
 
 

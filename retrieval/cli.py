@@ -29,7 +29,9 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
-    "data": Verb("list the embedded collections", "retrieval.options:DataOptions", "retrieval.collections:list_collections"),
+    "data": Verb(
+        "list the embedded collections", "retrieval.options:DataOptions", "retrieval.collections:list_collections"
+    ),
     "spans": Verb("documents to token spans", "condenser.options:SpansOptions", "retrieval.stages:build_spans"),
     "pretrain": Verb(
         "MLM, Condenser and coCondenser pretraining", "condenser.options:PretrainOptions", "condenser.pretrain:pretrain"
@@ -89,8 +91,14 @@ def _overview() -> str:
     width = max(len(name) for name in VERBS)
     lines = [f"  {name:<{width}}  {verb.help}" for name, verb in VERBS.items()]
     return "\n".join(
-        ["usage: condenser VERB [--option value ...]", "", "From raw text to a measured retriever:", *lines, ""]
-        + ["condenser VERB --help shows a verb's options; --config FILE.yaml takes them from a file."]
+        [
+            "usage: condenser VERB [--option value ...]",
+            "",
+            "From raw text to a measured retriever:",
+            *lines,
+            "",
+            "condenser VERB --help shows a verb's options; --config FILE.yaml takes them from a file.",
+        ]
     )
 
 
@@ -156,7 +164,10 @@ def _build_parser(verb: str, options_class: type) -> Any:
             raise _explain(str(message), hints)
 
     parser = OneLineParser(
-        prog=f"condenser {verb}", description=(options_class.__doc__ or "").strip(), default_env=False, allow_abbrev=False
+        prog=f"condenser {verb}",
+        description=(options_class.__doc__ or "").strip(),
+        default_env=False,
+        allow_abbrev=False,
     )
     parser.add_argument("--config", action=jsonargparse.ActionConfigFile, help="YAML file of options")
     positional = VERBS[verb].positional

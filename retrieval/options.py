@@ -32,7 +32,9 @@ class FinetuneOptions:
     batch_size: int = option(64, "queries per step, over all processes")
     negatives: int = option(0, "hard negatives per query, where the collection gives them (negatives/SPLIT.jsonl)")
     pooling: Literal["cls", "mean"] | None = option(None, "vector of a text; default: as the encoder says, else cls")
-    normalize: bool | None = option(None, "scale vectors to length 1 (cosine); default: as the encoder says, else false")
+    normalize: bool | None = option(
+        None, "scale vectors to length 1 (cosine); default: as the encoder says, else false"
+    )
     temperature: float = option(1.0, "scores are divided by this in the loss (.05 suits normalised vectors)")
     passage_template: str | None = option(None, "how title and text are joined; default '{title} {text}'")
     query_prompt: str | None = option(None, "text put before each query")
@@ -98,7 +100,9 @@ class SearchOptions:
 
     index: str = required("folder made by `condenser index`")
     encoder: str | None = option(None, "encoder of the queries: the one that made the index")
-    queries: str | None = option(None, "file of queries (jsonl or TSV), or a folder made by `condenser encode --kind query`")
+    queries: str | None = option(
+        None, "file of queries (jsonl or TSV), or a folder made by `condenser encode --kind query`"
+    )
     collection: str | None = option(None, "take the queries of this collection instead")
     split: Split | None = option(None, "with --collection: only the queries judged in this split")
     k: int = option(100, "hits per query")

@@ -127,7 +127,8 @@ class _TsvParser:
 
 def _passage(fields: Fields, where: str) -> Passage:
     title = "" if fields.get("title") is None else _text(fields, "title", where)
-    return Passage(_id(fields, _PASSAGE_IDS, where), title, _text(fields, _find(fields, _PASSAGE_TEXTS, "text", where), where))
+    text = _text(fields, _find(fields, _PASSAGE_TEXTS, "text", where), where)
+    return Passage(_id(fields, _PASSAGE_IDS, where), title, text)
 
 
 def _query(fields: Fields, where: str) -> Query:
