@@ -32,7 +32,7 @@ VERBS: dict[str, Verb] = {
     "data": Verb(
         "list the embedded collections", "retrieval.options:DataOptions", "retrieval.collections:list_collections"
     ),
-    "spans": Verb("documents to token spans", "condenser.options:SpansOptions", "retrieval.stages:build_spans"),
+    "spans": Verb("documents to token spans", "condenser.options:SpansOptions", "retrieval.spans:build_spans_of"),
     "pretrain": Verb(
         "MLM, Condenser and coCondenser pretraining", "condenser.options:PretrainOptions", "condenser.pretrain:pretrain"
     ),
@@ -41,7 +41,7 @@ VERBS: dict[str, Verb] = {
     "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
     "index": Verb("vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index:build_index"),
     "search": Verb("queries to a run", "retrieval.options:SearchOptions", "retrieval.search:search"),
-    "evaluate": Verb("a run to MRR, nDCG, recall", "eval.options:EvaluateOptions", "eval.report:evaluate_files"),
+    "evaluate": Verb("a run to MRR, nDCG, recall", "eval.options:EvaluateOptions", "retrieval.evaluate:evaluate"),
     "quickstart": Verb(
         "the whole chain on embedded data", "retrieval.options:QuickstartOptions", "retrieval.quickstart:quickstart"
     ),
