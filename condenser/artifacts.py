@@ -105,26 +105,9 @@ class Workspace:
         """
         for name in (_STARTED, _LOCK):
             (self.path / name).unlink(missing_ok=True)
-        files = {}
-        for file in sorted(self.path.rglob("*")):
-            if file.is_file():
-                _sync_file(file)
-                files[file.relative_to(self.path).as_posix()] = {
-                    "bytes": file.stat().st_size,
-                    "sha256": sha256_file(file),
-                }
-        manifest = {
-            **self._started,
-            "facts": plain(facts),
-            "files": files,
-            "fingerprint": _fingerprint(files),
-            "versions": _versions(),
-        }
-        write_json(self.path / MANIFEST, manifest)
         if self.output.exists():
             self.output.rmdir()  # only ever an empty folder, see _output_is_up_to_date
-        os.rename(self.path, self.output)
-        sync_folder(self.output.absolute().parent)
+        seal_folder(self.path, self.output, self._started | {"facts": plain(facts)})
         self.done = True
         return self.output
 
@@ -181,6 +164,25 @@ class Workspace:
             elif entry.name != _LOCK:
                 entry.unlink()
         write_json(started, self._started)
+
+
+def seal_folder(draft: Path, final: Path, header: Mapping[str, Any]) -> None:
+    """Flush a written folder to disk, give it a manifest as its last file, and rename it to ``final``.
+
+    Args:
+        draft: the folder as written; on the same disk as ``final``.
+        final: a name that does not exist.
+        header: what the manifest says beside the files' sizes and SHA-256.
+    """
+    files = {}
+    for file in sorted(draft.rglob("*")):
+        if file.is_file():
+            _sync_file(file)
+            files[file.relative_to(draft).as_posix()] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+    described = {"files": files, "fingerprint": _fingerprint(files), "versions": _versions()}
+    write_json(draft / MANIFEST, {"schema": SCHEMA, **header, **described})
+    os.rename(draft, final)
+    sync_folder(final.absolute().parent)
 
 
 def load_manifest(folder: str | Path, kind: str | None = None, *, verify: bool = False) -> dict[str, Any]:
@@ -244,6 +246,11 @@ def fingerprint(path: str | Path) -> str:
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
     }
     return _fingerprint(files)
+
+
+def identity(name: str | Path) -> str:
+    """Return what tells one source from another: a local path's fingerprint, or a hub name itself."""
+    return fingerprint(name) if Path(name).exists() else str(name)
 
 
 def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

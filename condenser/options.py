@@ -6,9 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
-def required(help: str) -> Any:
-    """Declare an option that must be given."""
-    return field(metadata={"help": help})
+def required(help: str, *, shapes_result: bool = True) -> Any:
+    """Declare an option that must be given; see `option` for ``shapes_result``."""
+    return field(metadata={"help": help, "shapes_result": shapes_result})
+
+
+def source(help: str, **default: Any) -> Any:
+    """Declare a path or hub name to read from: its fingerprint counts, not where it lies."""
+    if default:
+        return option(default["default"], help, shapes_result=False)
+    return required(help, shapes_result=False)
 
 
 def option(default: Any, help: str, *, shapes_result: bool = True) -> Any:
@@ -28,18 +35,19 @@ def option(default: Any, help: str, *, shapes_result: bool = True) -> Any:
 
 def output(help: str) -> Any:
     """Declare where the result goes."""
-    return field(metadata={"help": help, "shapes_result": False})
+    return required(help, shapes_result=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpansOptions:
     """Documents to a memory-mapped store of token spans, kept by document."""
 
-    input: list[str] = option(
-        [], "files of documents: jsonl ({_id, title, text} or {spans}), plain text (one document a line), .gz, .zst"
+    input: list[str] = source(
+        "files of documents: jsonl ({_id, title, text} or {spans}), plain text (one document a line), .gz, .zst",
+        default=[],
     )
-    collection: str | None = option(None, "take the passages of this collection (folder or embedded name) instead")
-    tokenizer: str | None = option(None, "folder or hub name of the tokenizer")
+    collection: str | None = source("take the passages of this collection (folder or embedded name) instead", default=None)
+    tokenizer: str | None = source("folder or hub name of the tokenizer", default=None)
     train_tokenizer: int | None = option(None, "train a WordPiece tokenizer of this many entries on the input instead")
     max_length: int = option(128, "longest span in tokens, the special tokens included")
     min_tokens: int = option(8, "a shorter last span is dropped, unless it is the document's only one")
@@ -55,8 +63,8 @@ class PretrainOptions:
     """Pretrain an encoder on token spans: MLM, Condenser or coCondenser."""
 
     objective: Objective = option("condenser", "what is learnt")
-    data: str = required("token store made by `condenser spans`")
-    init: str | None = option(None, "folder or hub name of the weights to start from")
+    data: str = source("token store made by `condenser spans`")
+    init: str | None = source("folder or hub name of the weights to start from", default=None)
     model_size: Literal["tiny", "mini"] | None = option(
         None, "start from random weights instead: tiny is 2 layers of 128, mini 4 of 256"
     )
@@ -71,9 +79,9 @@ class PretrainOptions:
     max_grad_norm: float = option(1.0, "gradient clipping by global norm")
     gradient_accumulation: int = option(1, "micro-batches per step; does not widen the contrastive batch")
     mlm_probability: float = option(0.15, "share of tokens that are masked, in whole words")
-    skip_from: int | None = option(None, "layer whose token states the Condenser head sees; default: half the layers")
-    head_layers: int = option(2, "Transformer layers in the Condenser head")
-    late_mlm: bool = option(True, "add the MLM loss of the last layer to the head's")
+    skip_from: int | None = option(None, "layer whose token states the Condenser head sees; default: as in --init, else half the layers")
+    head_layers: int | None = option(None, "Transformer layers in the Condenser head; default: as in --init, else 2")
+    late_mlm: bool | None = option(None, "add the last layer's MLM loss to the head's; default: as in --init, else yes")
     seed: int = option(42, "seed of the data order, masks, dropout and new weights")
     mixed_precision: Literal["no", "fp16", "bf16"] = option("no", "autocast type on GPUs")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute")

@@ -185,7 +185,7 @@ def _add_argument(parser: Any, field: dataclasses.Field[Any], hint: Any, positio
         settings["default"] = field.default_factory() if callable(field.default_factory) else field.default
     if typing.get_origin(hint) is list:
         settings |= {"type": typing.get_args(hint)[0], "nargs": "+"}
-    elif hint is bool:
+    elif hint is bool or hint == bool | None:
         settings |= {"action": jsonargparse.ActionYesNo, "nargs": "?"}
     elif _is_required(field):
         settings["type"] = typing.Optional[hint]  # noqa: UP045 - built at run time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from condenser.options import option, output, required
+from condenser.options import option, output, required, source
 
 Device = Literal["auto", "cpu", "cuda"]
 Split = str
@@ -22,8 +22,8 @@ class DataOptions:
 class FinetuneOptions:
     """Train a bi-encoder on a collection's judged pairs, with in-batch and given negatives."""
 
-    encoder: str = required("folder or hub name to start from: a pretrained or an encoder folder")
-    collection: str = required("BEIR-style folder, or the name of an embedded collection")
+    encoder: str = source("folder or hub name to start from: a pretrained or an encoder folder")
+    collection: str = source("BEIR-style folder, or the name of an embedded collection")
     split: Split = option("train", "judgements to train on")
     dev_split: Split = option("dev", "judgements to choose the best checkpoint on, where the collection has them")
     output: str = output("encoder folder to write: opens in AutoModel and SentenceTransformer")
@@ -59,7 +59,7 @@ class FinetuneOptions:
 class Bm25Options:
     """Search a collection with BM25 (Lucene's variant), as the baseline every dense run is read against."""
 
-    collection: str = required("BEIR-style folder, or the name of an embedded collection")
+    collection: str = source("BEIR-style folder, or the name of an embedded collection")
     split: Split = option("test", "queries to search: those judged in this split")
     output: str = output("run file to write: .trec or .tsv")
     k: int = option(1000, "hits per query")

@@ -1,0 +1,175 @@
+"""The token store: spans of tokens kept by document in a memory-mapped Arrow file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from condenser.artifacts import load_manifest
+from condenser.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
+    from transformers import PreTrainedTokenizerBase
+
+TOKENS_FILE = "tokens.arrow"
+_SCHEMA = pa.schema(
+    [("id", pa.string()), ("ids", pa.list_(pa.list_(pa.int32()))), ("word_starts", pa.list_(pa.list_(pa.bool_())))]
+)
+
+
+class SpanTokens(NamedTuple):
+    """One span without special tokens: ``ids`` int32 (n,), ``word_starts`` bool (n,)."""
+
+    ids: np.ndarray
+    word_starts: np.ndarray
+
+
+class DocumentTokens(NamedTuple):
+    """One document's spans."""
+
+    id: str
+    spans: list[SpanTokens]
+
+
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from a folder or by hub name.
+
+    Raises:
+        UserError: no such folder, nothing loadable in it, or a tokenizer without word boundaries.
+    """
+    from transformers import AutoTokenizer
+
+    if not Path(name).exists() and (str(name).count("/") > 1 or str(name).startswith((".", "/"))):
+        raise UserError("no such folder; expected a tokenizer", name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(name))
+    except (OSError, ValueError) as error:
+        raise UserError(f"no tokenizer could be loaded: {str(error).splitlines()[0]}", name) from None
+    if not tokenizer.is_fast:
+        raise UserError("tokenizer has no fast version, which word boundaries need", name)
+    return tokenizer
+
+
+def bare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
+    """Return a copy of the tokenizer's engine that neither truncates nor pads."""
+    from tokenizers import Tokenizer
+
+    engine = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    engine.no_truncation()
+    engine.no_padding()
+    return engine
+
+
+class TokenStoreWriter:
+    """Writes documents in batches, so that memory does not grow with the corpus."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / TOKENS_FILE
+
+    def __enter__(self) -> TokenStoreWriter:
+        self._file = self._path.open("wb")
+        self._writer = pa.ipc.new_stream(self._file, _SCHEMA)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def write(self, documents: Sequence[DocumentTokens]) -> None:
+        """Append documents as one record batch."""
+        if documents:
+            columns = [
+                pa.array([document.id for document in documents], pa.string()),
+                _nested([[span.ids for span in document.spans] for document in documents], pa.int32()),
+                _nested([[span.word_starts for span in document.spans] for document in documents], pa.bool_()),
+            ]
+            self._writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
+
+
+def _nested(documents: Sequence[Sequence[np.ndarray]], value_type: pa.DataType) -> pa.ListArray:
+    """Build a list<list<value>> array from numpy spans without touching single values in Python."""
+    spans = [span for document in documents for span in document]
+    span_ends = np.cumsum([0, *(len(span) for span in spans)])
+    document_ends = np.cumsum([0, *(len(document) for document in documents)])
+    values = pa.array(np.concatenate(spans), value_type)
+    inner = pa.ListArray.from_arrays(pa.array(span_ends, pa.int32()), values)
+    return pa.ListArray.from_arrays(pa.array(document_ends, pa.int32()), inner)
+
+
+class TokenStore:
+    """Random access to spans by document, straight from the memory-mapped file.
+
+    Args:
+        folder: made by `condenser spans`.
+
+    Raises:
+        UserError: not a finished token store.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        from datasets import Dataset
+
+        self.folder = Path(folder)
+        self.manifest = load_manifest(self.folder, "spans")
+        table = Dataset.from_file(str(self.folder / TOKENS_FILE)).data.table
+        self._ids: list[pa.ListArray] = table.column("ids").chunks
+        self._starts: list[pa.ListArray] = table.column("word_starts").chunks
+        self._chunk_ends = np.cumsum([len(chunk) for chunk in self._ids])
+        self.spans_per_document = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in self._ids])
+        self._span_ends = np.cumsum(self.spans_per_document)
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return len(self.spans_per_document)
+
+    @property
+    def span_count(self) -> int:
+        """Number of spans of all documents."""
+        return int(self._span_ends[-1])
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The tokenizer that made the ids."""
+        return self.folder / "tokenizer"
+
+    def span(self, document: int, index: int) -> SpanTokens:
+        """Return span ``index`` of a document (both counted from 0)."""
+        chunk = int(np.searchsorted(self._chunk_ends, document, side="right"))
+        row = document - (int(self._chunk_ends[chunk - 1]) if chunk else 0)
+        position = self._ids[chunk].offsets[row].as_py() + index
+        ids, starts = self._ids[chunk].values[position].values, self._starts[chunk].values[position].values
+        return SpanTokens(ids.to_numpy(), starts.to_numpy(zero_copy_only=False))
+
+    def span_at(self, position: int) -> SpanTokens:
+        """Return a span by its position among all spans of the corpus."""
+        document = int(np.searchsorted(self._span_ends, position, side="right"))
+        before = int(self._span_ends[document - 1]) if document else 0
+        return self.span(document, position - before)
+
+    def unigram_counts(self, vocabulary_size: int) -> np.ndarray:
+        """Count each token id over the whole store; int64 (vocabulary_size,)."""
+        counts = np.zeros(vocabulary_size, np.int64)
+        for values in self._values():
+            if len(values) and values.max() >= vocabulary_size:
+                raise UserError(
+                    f"token id {values.max()} is outside the model's vocabulary of {vocabulary_size:,}",
+                    self.folder,
+                    "build the spans with the model's own tokenizer",
+                )
+            counts += np.bincount(values, minlength=vocabulary_size)
+        return counts
+
+    def _values(self) -> Iterator[np.ndarray[Any, Any]]:
+        for chunk in self._ids:
+            yield chunk.values.values.to_numpy()

@@ -1,0 +1,106 @@
+"""Condenser: a head that sees early token states and the late CLS, so that the CLS must carry the passage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from condenser.corpus.corruption import IGNORED
+from condenser.errors import UserError
+from condenser.files import read_json, write_json
+from condenser.models.backbone import Backbone
+
+HEAD_FILE = "condenser_head.safetensors"
+SETTINGS_FILE = "condenser.json"
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Return half-precision tensors as float32 and others as they are: a softmax wants the digits."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+class PretrainingOutput(NamedTuple):
+    """What one forward pass yields.
+
+    Attributes:
+        losses: masked-LM losses by name, each the *sum* over masked tokens, so that any split of a
+            batch adds up to the whole; divide by the number of masked tokens.
+        cls: last-layer CLS states (batch, dim).
+    """
+
+    losses: dict[str, Tensor]
+    cls: Tensor
+
+
+class CondenserModel(nn.Module):
+    """A masked language model with or without a Condenser head (Gao and Callan 2021, section 3).
+
+    Args:
+        backbone: the masked language model; its vocabulary head serves both losses.
+        head_layers: Transformer layers in the Condenser head; 0 gives plain masked-LM training.
+        skip_from: index of the hidden states the head sees for all tokens but CLS (0 is the
+            embedding output); negative counts from the last layer.
+        late_mlm: add the masked-LM loss of the last layer. Always on without a head.
+
+    Raises:
+        UserError: ``skip_from`` beyond the backbone's layers.
+    """
+
+    def __init__(self, backbone: Backbone, *, head_layers: int = 2, skip_from: int = 0, late_mlm: bool = True) -> None:
+        super().__init__()
+        if not -backbone.layers - 1 <= skip_from <= backbone.layers:
+            raise UserError(f"--skip_from {skip_from} is beyond the encoder's {backbone.layers} layers")
+        self.backbone = backbone
+        self.head = backbone.new_layers(head_layers)
+        self.skip_from = skip_from
+        self.late_mlm = late_mlm or not head_layers
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor) -> PretrainingOutput:
+        """Corrupted tokens (batch, length) and labels (batch, length; -100 where nothing is asked) to losses."""
+        states = self.backbone.hidden_states(input_ids, attention_mask)
+        late = states[-1]
+        losses = {}
+        if len(self.head):
+            losses["head_mlm"] = self.masked_lm_loss(self.head_states(states, attention_mask), labels)
+        if self.late_mlm:
+            losses["late_mlm"] = self.masked_lm_loss(late, labels)
+        return PretrainingOutput(losses, late[:, 0])
+
+    def head_states(self, states: tuple[Tensor, ...], attention_mask: Tensor | None) -> Tensor:
+        """Run the head over [late CLS ; early tokens] (Condenser, equations 5 and 6); (batch, length, dim)."""
+        late_cls, early_tokens = states[-1][:, :1], states[self.skip_from][:, 1:]
+        return self.backbone.run_layers(self.head, torch.cat([late_cls, early_tokens], dim=1), attention_mask)
+
+    def masked_lm_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Sum the cross-entropy over masked tokens; logits are computed at these positions only."""
+        asked = labels != IGNORED
+        logits = self.backbone.vocabulary_logits(hidden[asked])
+        return nn.functional.cross_entropy(at_least_float32(logits), labels[asked], reduction="sum")
+
+    def save(self, folder: Path) -> None:
+        """Write a clean masked-LM folder, and the head with its settings beside it."""
+        self.backbone.save(folder)
+        if len(self.head):
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
+            save_file(tensors, folder / HEAD_FILE, metadata={"format": "pt"})
+            write_json(
+                folder / SETTINGS_FILE,
+                {"head_layers": len(self.head), "skip_from": self.skip_from, "late_mlm": self.late_mlm},
+            )
+
+    def load_head(self, folder: Path) -> None:
+        """Take the head of a Condenser folder.
+
+        Raises:
+            UserError: it was trained with other ``head_layers``, ``skip_from`` or ``late_mlm``.
+        """
+        stored = read_json(folder / SETTINGS_FILE)
+        wanted = {"head_layers": len(self.head), "skip_from": self.skip_from, "late_mlm": self.late_mlm}
+        for key, value in wanted.items():
+            if stored.get(key) != value:
+                raise UserError(f"Condenser head has {key} {stored.get(key)}, asked for {value}", folder / SETTINGS_FILE)
+        self.head.load_state_dict(load_file(folder / HEAD_FILE))

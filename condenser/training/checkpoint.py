@@ -1,0 +1,134 @@
+"""Checkpoints that appear whole or not at all, without a pickle: weights, optimiser, random states, position."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from condenser.artifacts import load_manifest, seal_folder
+from condenser.errors import UserError
+from condenser.files import read_json, write_json
+from condenser.talk import warn
+
+_STEP = "step-{:08d}"
+_DRAFT = ".draft"
+
+
+def save_checkpoint(
+    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], *, keep: int
+) -> None:
+    """Write ``folder/step-N`` and remove all but the ``keep`` newest.
+
+    Args:
+        folder: where checkpoints live.
+        step: optimiser steps done.
+        model: its trainable parameters and buffers are saved once each, tied tensors under one name.
+        optimizer: its moments are saved by parameter name.
+        state: everything else that a run needs to go on, as JSON values.
+        keep: how many to leave in place.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / _DRAFT
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    save_file(_once_each(model), draft / "model.safetensors")
+    save_file(_optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
+    save_file(random_states(), draft / "random.safetensors")
+    write_json(draft / "state.json", dict(state) | {"step": step})
+    final = folder / _STEP.format(step)
+    shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step, passed over on resume
+    seal_folder(draft, final, {"kind": "checkpoint"})
+    for old in sorted(folder.glob("step-*"))[:-keep]:
+        shutil.rmtree(old)
+
+
+def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Restore the newest sound checkpoint in place and return its state; None when there is none.
+
+    A damaged checkpoint is passed over with a warning.
+
+    Raises:
+        UserError: checkpoints exist and none is sound: going on from nothing would hide the loss.
+    """
+    steps = sorted(folder.glob("step-*"), reverse=True)
+    for path in steps:
+        try:
+            load_manifest(path, "checkpoint", verify=True)
+        except UserError as error:
+            warn(f"checkpoint passed over: {error}")
+            continue
+        _restore_model(model, load_file(path / "model.safetensors"))
+        _restore_optimizer(model, optimizer, load_file(path / "optimizer.safetensors"))
+        restore_random_states(load_file(path / "random.safetensors"))
+        return read_json(path / "state.json")
+    if steps:
+        raise UserError("no checkpoint here is sound", folder, "remove the folder to start over")
+    return None
+
+
+def random_states() -> dict[str, Tensor]:
+    """Return torch's random states of the CPU and of the current CUDA device, if any."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_states(states: Mapping[str, Tensor]) -> None:
+    """Put random states back."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _once_each(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, a tied tensor only under its first name."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _restore_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    if tensors.keys() != saved.keys():
+        raise UserError(f"checkpoint holds {len(saved)} tensors, the model {len(tensors)}, with other names")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(saved[name])
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[parameter]}::{key}": torch.as_tensor(value).detach().cpu().contiguous()
+        for parameter, moments in optimizer.state.items()
+        for key, value in moments.items()
+    }
+
+
+def _restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    for key, value in saved.items():
+        name, _, moment = key.rpartition("::")
+        parameter = parameters[name]
+        # AdamW counts its steps in a CPU tensor even when the weights are elsewhere
+        device = torch.device("cpu") if moment == "step" else parameter.device
+        optimizer.state[parameter][moment] = value.to(device)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what a killed save left behind."""
+    if (folder / _DRAFT).is_dir():
+        shutil.rmtree(folder / _DRAFT)
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a log back to the length it had at a checkpoint; make it when it is missing."""
+    path.touch()
+    os.truncate(path, size)

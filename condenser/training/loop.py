@@ -1,0 +1,339 @@
+"""The training loop of every objective: one step after another, byte for byte the same after a kill."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from condenser.errors import UserError
+from condenser.talk import Meter, say, warn
+from condenser.training.checkpoint import load_checkpoint, remove_drafts, save_checkpoint, truncate
+from condenser.training.distributed import rank, total, world_size
+
+# float16 begins with steps that overflow until the loss scale has come down
+_BAD_STEPS_ALLOWED = {"no": 2, "bf16": 2, "fp16": 20}
+
+
+class MicroBatch(Protocol):
+    """What one forward pass reads on one process."""
+
+    @property
+    def weight(self) -> float:
+        """How much it counts in its step (masked tokens, say); steps are means over weights."""
+        ...
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """Return a copy on ``device``."""
+        ...
+
+
+class Objective(Protocol):
+    """Named loss parts of a micro-batch; their sum is minimised.
+
+    Args of a call:
+        model: the module, wrapped for several processes where there are several.
+        batch: one micro-batch.
+        share: what a loss *summed* over the micro-batch's weight is multiplied by to become its
+            part of the mean over the whole step (all micro-batches of all processes).
+        fraction: one over the number of micro-batches, for losses that are means already.
+    """
+
+    def __call__(self, model: nn.Module, batch: Any, *, share: float, fraction: float) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How long, how fast and where a model is trained; see `PretrainOptions` for the fields."""
+
+    max_steps: int
+    learning_rate: float
+    warmup_ratio: float
+    weight_decay: float
+    max_grad_norm: float
+    seed: int
+    mixed_precision: str
+    device: str
+    log_every: int
+    save_every: int
+    keep_checkpoints: int
+    workers: int = 0
+    head_warmup_steps: int = 0
+    unit: str = "steps"
+
+
+@dataclass
+class Evaluation:
+    """A dev score taken while training; the best weights are kept in ``best``."""
+
+    every: int
+    score: Callable[[], float]
+    save: Callable[[Path], None]
+    name: str = "dev"
+
+
+class _Steps(Dataset[list[Any]]):
+    """The micro-batches of each step, made by a pure function of its number."""
+
+    def __init__(self, make: Callable[[int], list[Any]], count: int) -> None:
+        self._make, self._count = make, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, step: int) -> list[Any]:
+        return self._make(step)
+
+
+def start_accelerator(settings: LoopSettings) -> Accelerator:
+    """Return the accelerator for a run.
+
+    Raises:
+        UserError: CUDA asked for and absent, or half precision on a CPU.
+    """
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: this machine has no usable CUDA device", hint="leave --device at auto")
+    on_cpu = settings.device == "cpu" or not torch.cuda.is_available()
+    if on_cpu and settings.mixed_precision != "no":
+        raise UserError(
+            f"--mixed_precision {settings.mixed_precision} needs a GPU; on a CPU it is many times slower than float32",
+            hint="use --mixed_precision no",
+        )
+    return Accelerator(cpu=on_cpu, mixed_precision=settings.mixed_precision)
+
+
+def train(
+    model: nn.Module,
+    objective: Objective,
+    batches: Callable[[int], Sequence[MicroBatch]],
+    settings: LoopSettings,
+    accelerator: Accelerator,
+    folder: Path,
+    *,
+    new_parameters: Sequence[nn.Parameter] = (),
+    evaluation: Evaluation | None = None,
+) -> None:
+    """Train ``model`` in place, going on from the newest checkpoint in ``folder``.
+
+    Writes ``log.jsonl`` (one line per ``log_every`` steps, the same bytes for the same run),
+    ``timing.jsonl`` (wall-clock figures) and ``checkpoints/``.
+
+    Args:
+        model: the module; moved to the accelerator's device.
+        objective: loss parts of one micro-batch.
+        batches: step number (from 0) to this process's micro-batches; a pure function, so that a
+            resumed run needs only its position.
+        settings: see `LoopSettings`.
+        accelerator: from `start_accelerator`.
+        folder: the run's working folder.
+        new_parameters: those that learn alone during ``head_warmup_steps``.
+        evaluation: a dev score to take on the way and after the last step.
+
+    Raises:
+        FloatingPointError: three steps in a row without a finite gradient.
+        SystemExit: 143, after SIGTERM, with a checkpoint written.
+    """
+    plain_model = model.to(accelerator.device)
+    optimizer = torch.optim.AdamW(
+        _parameter_groups(plain_model, settings.weight_decay, new_parameters),
+        lr=settings.learning_rate,
+        fused=accelerator.device.type == "cuda",
+    )
+    torch.manual_seed(settings.seed * 1_000_003 + rank())
+    checkpoints, logs = folder / "checkpoints", (folder / "log.jsonl", folder / "timing.jsonl")
+    if accelerator.is_main_process:
+        remove_drafts(checkpoints)
+    state = load_checkpoint(checkpoints, plain_model, optimizer) or {
+        "step": 0, "log_bytes": 0, "best_score": None, "best_step": None, "bad_steps": 0,
+    }  # fmt: skip
+    if state["step"]:
+        say(f"going on after step {state['step']:,} of {settings.max_steps:,}")
+    if accelerator.is_main_process:
+        truncate(logs[0], state["log_bytes"])
+    if accelerator.scaler is not None and "scaler" in state:
+        accelerator.scaler.load_state_dict(state["scaler"])
+    wrapped, prepared = accelerator.prepare(plain_model, optimizer)
+    steps = DataLoader(
+        _Steps(lambda step: list(batches(step)), settings.max_steps),
+        batch_size=None,
+        sampler=range(state["step"], settings.max_steps),
+        num_workers=settings.workers,
+    )
+    wrapped.train()
+    meter = Meter(folder.name.removesuffix(".partial"), settings.max_steps, settings.unit, start=state["step"],
+                  quiet=not accelerator.is_main_process)  # fmt: skip
+    with _Stop() as stop, meter:
+        for step, micro_batches in enumerate(steps, start=state["step"]):
+            rate = learning_rate_at(step, settings)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0 if step < settings.head_warmup_steps and not group["new"] else rate
+            losses = _accumulate(wrapped, objective, micro_batches, accelerator)
+            norm = float(accelerator.clip_grad_norm_(wrapped.parameters(), settings.max_grad_norm))
+            sound = math.isfinite(norm)
+            if sound or accelerator.scaler is not None:  # the scaler skips the step itself, and learns from it
+                prepared.step()
+            state["bad_steps"] = 0 if sound else state["bad_steps"] + 1
+            if not sound:
+                _report_bad_step(step, norm, losses, state["bad_steps"], settings.mixed_precision)
+            prepared.zero_grad()
+            state["step"] = step + 1
+            if state["step"] % settings.log_every == 0 or state["step"] == settings.max_steps:
+                line = {"step": state["step"], **_averaged(losses, accelerator), "grad_norm": norm, "lr": rate}
+                _write_log(logs, line, state, accelerator)
+                meter.note = f"loss {line['loss']:.3f}"
+            meter.advance()
+            if evaluation and (state["step"] % evaluation.every == 0 or state["step"] == settings.max_steps):
+                _evaluate(evaluation, state, logs, folder, accelerator)
+                wrapped.train()
+            if state["step"] % settings.save_every == 0 or stop.asked:
+                _save(checkpoints, plain_model, optimizer, state, settings, accelerator)
+            if stop.asked:
+                say(f"stopped after step {state['step']:,}; the same command goes on from there")
+                raise SystemExit(143)
+    accelerator.free_memory()
+
+
+def learning_rate_at(step: int, settings: LoopSettings) -> float:
+    """Return the rate of a step (from 0): a linear rise over the warm-up, then a linear fall to zero."""
+    warmup = max(1, round(settings.max_steps * settings.warmup_ratio))
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    return settings.learning_rate * (settings.max_steps - step) / max(1, settings.max_steps - warmup)
+
+
+def _parameter_groups(
+    model: nn.Module, weight_decay: float, new_parameters: Sequence[nn.Parameter]
+) -> list[dict[str, Any]]:
+    """Group parameters by whether they decay (matrices do, biases and norms do not) and whether they are new."""
+    new = {id(parameter) for parameter in new_parameters}
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups.setdefault((parameter.ndim > 1, id(parameter) in new), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": weight_decay if decays else 0.0, "new": is_new}
+        for (decays, is_new), parameters in groups.items()
+    ]
+
+
+def _accumulate(
+    model: nn.Module, objective: Objective, micro_batches: Sequence[MicroBatch], accelerator: Accelerator
+) -> dict[str, Tensor]:
+    """Run forward and backward over a step's micro-batches; return the step's loss parts of this process."""
+    weight = total(sum(batch.weight for batch in micro_batches), accelerator.device)
+    # DDP averages gradients over processes, so each adds its sum times their number
+    share = world_size() / max(weight, 1.0)
+    sums: dict[str, Tensor] = {}
+    for position, batch in enumerate(micro_batches):
+        last = position == len(micro_batches) - 1
+        with nullcontext() if last else accelerator.no_sync(model):
+            parts = objective(model, batch.to(accelerator.device), share=share, fraction=1 / len(micro_batches))
+            accelerator.backward(sum(parts.values()))
+        for name, part in parts.items():
+            sums[name] = sums.get(name, torch.zeros_like(part)) + part.detach()
+    return sums
+
+
+def _averaged(losses: dict[str, Tensor], accelerator: Accelerator) -> dict[str, float]:
+    values = {name: total(float(loss), accelerator.device) / world_size() for name, loss in losses.items()}
+    return {"loss": sum(values.values()), **values}
+
+
+def _report_bad_step(step: int, norm: float, losses: dict[str, Tensor], in_a_row: int, precision: str) -> None:
+    parts = ", ".join(f"{name} {float(loss):.4g}" for name, loss in losses.items())
+    warn(f"step {step + 1}: gradient norm is {norm} ({parts}); the step is not applied")
+    if in_a_row > _BAD_STEPS_ALLOWED[precision]:
+        raise FloatingPointError(
+            f"{in_a_row} steps in a row without a finite gradient, up to step {step + 1} ({parts}); "
+            "lower the learning rate, or look at the data of these steps"
+        )
+
+
+def _write_log(
+    logs: tuple[Path, Path], line: dict[str, Any], state: dict[str, Any], accelerator: Accelerator
+) -> None:
+    if not accelerator.is_main_process:
+        return
+    with logs[0].open("ab") as log:
+        state["log_bytes"] += log.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+    with logs[1].open("ab") as timing:
+        timing.write(orjson.dumps({"step": line["step"], "unix_time": time.time()}, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def _evaluate(
+    evaluation: Evaluation, state: dict[str, Any], logs: tuple[Path, Path], folder: Path, accelerator: Accelerator
+) -> None:
+    """Take the dev score on the first process and keep the weights if none was better."""
+    if accelerator.is_main_process:
+        score = evaluation.score()
+        _write_log(logs, {"step": state["step"], evaluation.name: score}, state, accelerator)
+        say(f"step {state['step']:,}: {evaluation.name} {score:.4f}")
+        if state["best_score"] is None or score > state["best_score"]:
+            state["best_score"], state["best_step"] = score, state["step"]
+            evaluation.save(folder / "best")
+    accelerator.wait_for_everyone()
+
+
+def _save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    settings: LoopSettings,
+    accelerator: Accelerator,
+) -> None:
+    if accelerator.scaler is not None:
+        state["scaler"] = accelerator.scaler.state_dict()
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        save_checkpoint(folder, state["step"], model, optimizer, state, keep=settings.keep_checkpoints)
+    accelerator.wait_for_everyone()
+
+
+class _Stop:
+    """Turns SIGTERM into a wish that the loop sees between two steps; a second one stops at once."""
+
+    asked = False
+
+    def __enter__(self) -> _Stop:
+        # signals can be caught in the main thread only; elsewhere the default stays
+        self._catches = threading.current_thread() is threading.main_thread()
+        if self._catches:
+            self._before = signal.signal(signal.SIGTERM, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self.asked:
+            os._exit(143)
+        self.asked = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._catches:
+            signal.signal(signal.SIGTERM, self._before)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off, and leave torch's random state as it was found."""
+    was_training = model.training
+    state = torch.get_rng_state()
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)
+        torch.set_rng_state(state)
