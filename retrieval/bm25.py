@@ -33,7 +33,7 @@ class Bm25:
         b: how much long passages are held back, from 0 to 1.
 
     Raises:
-        UserError: k1 or b out of range, or no passages.
+        UserError: k1 or b out of range, no passages, or nothing but stop words in them.
     """
 
     def __init__(self, passages: Iterable[Passage], *, k1: float = 0.9, b: float = 0.4) -> None:
@@ -43,9 +43,12 @@ class Bm25:
         ordered = sorted(passages, key=lambda passage: passage.id.encode(), reverse=True)
         if not ordered:
             raise UserError("no passages to search")
+        words = _words([f"{passage.title} {passage.text}" for passage in ordered])
+        if not any(words):
+            raise UserError(f"none of the {len(ordered):,} passages has a word to search for")
         self.passage_ids = [passage.id for passage in ordered]
         self._index = bm25s.BM25(method="lucene", k1=k1, b=b, backend="numpy", csc_backend="numpy")
-        self._index.index(_words([f"{passage.title} {passage.text}" for passage in ordered]), show_progress=False)
+        self._index.index(words, show_progress=False)
 
     def search(self, queries: Iterable[Query], k: int) -> dict[str, list[Hit]]:
         """Return each query's k best passages, in house order (score descending, then passage id descending).

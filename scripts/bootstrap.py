@@ -93,8 +93,9 @@ def _run(command: list[str], folder: Path, hint: str) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
-            if line.startswith(("Collecting ", "Downloading ", "Installing ")):
-                _say("  " + line.strip()[:100])
+            words = line.strip()
+            if words.startswith(("Downloading ", "Using cached ", "Installing ")) and ".metadata" not in words:
+                _say("  " + words[:100])
     if process.returncode:
         sys.stderr.writelines(lines[-15:])
         raise SetupError(

@@ -1,0 +1,139 @@
+"""BM25 against the formula written out naively, and against reference figures on real text."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from condenser.errors import UserError
+from retrieval.bm25 import Bm25
+from retrieval.cli import main
+from retrieval.collections import open_collection
+from retrieval.records import Passage, Query
+
+PASSAGES = [
+    Passage("p1", "River", "the bank of a river and another river"),
+    Passage("p2", "", "money bank"),
+    Passage("p10", "", "money bank"),
+    Passage("p3", "", "the fish"),
+]
+
+
+def naive_scores(query: list[str], k1: float, b: float) -> dict[str, float]:
+    """Lucene's BM25 by hand, on the words that remain of PASSAGES after stop words and stemming."""
+    words = {
+        "p1": "river bank river anoth river".split(),
+        "p2": ["money", "bank"],
+        "p10": ["money", "bank"],
+        "p3": ["fish"],
+    }
+    mean = sum(map(len, words.values())) / len(words)
+    scores = dict.fromkeys(words, 0.0)
+    for word in query:
+        frequency = sum(word in text for text in words.values())
+        idf = math.log(1 + (len(words) - frequency + 0.5) / (frequency + 0.5))
+        for name, text in words.items():
+            if count := text.count(word):
+                scores[name] += idf * count / (count + k1 * (1 - b + b * len(text) / mean))
+    return {name: score for name, score in scores.items() if score}
+
+
+@pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.5, 0.75), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("text", "words"), [("the river bank", ["river", "bank"]), ("Banks, banks!", ["bank", "bank"])]
+)
+def test_scores_are_the_formula(k1: float, b: float, text: str, words: list[str]) -> None:
+    (hits,) = Bm25(PASSAGES, k1=k1, b=b).search([Query("q", text)], 10).values()
+    assert {hit.passage_id: hit.score for hit in hits} == pytest.approx(naive_scores(words, k1, b), rel=1e-5)
+
+
+def test_house_order_and_ties_at_the_cut() -> None:
+    index = Bm25(PASSAGES)
+    assert [hit.passage_id for hit in index.search([Query("q", "money")], 10)["q"]] == ["p2", "p10"]
+    assert [hit.passage_id for hit in index.search([Query("q", "money")], 1)["q"]] == ["p2"]
+    assert [hit.passage_id for hit in Bm25(PASSAGES[::-1]).search([Query("q", "bank")], 2)["q"]] == ["p2", "p10"]
+
+
+def test_a_shorter_list_is_the_start_of_the_longer_one() -> None:
+    random = np.random.default_rng(0)
+    words = "red green blue old new".split()
+    passages = [Passage(str(n), "", " ".join(random.choice(words, 3))) for n in range(200)]
+    index = Bm25(passages)
+    queries = [Query("q", "red blue")]
+    whole = index.search(queries, 200)["q"]
+    assert whole == sorted(whole, key=lambda hit: (hit.score, hit.passage_id.encode()), reverse=True)
+    for k in (1, 7, 50, 150):
+        assert index.search(queries, k)["q"] == whole[:k]
+
+
+@pytest.mark.parametrize("text", ["", "the of and", "unseen"])
+def test_a_query_without_a_known_word_has_no_hits(text: str) -> None:
+    hits = Bm25(PASSAGES).search([Query("q", text), Query("r", "fish")], 3)
+    assert hits["q"] == []
+    assert [hit.passage_id for hit in hits["r"]] == ["p3"]
+
+
+def test_passages_without_a_word_are_refused() -> None:
+    with pytest.raises(UserError, match="none of the 2 passages has a word to search for"):
+        Bm25([Passage("1", "", ""), Passage("2", "", "the")])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "c/qrels").mkdir(parents=True)
+    (tmp_path / "c/corpus.jsonl").write_text('{"_id": "7", "text": "red fish"}\n{"_id": "007", "text": "red"}\n')
+    (tmp_path / "c/queries.jsonl").write_text('{"_id": "q", "text": "fish red"}\n')
+    (tmp_path / "c/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq\t7\t1\n")
+    return tmp_path
+
+
+def test_run_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """K above the corpus is lowered with a word; ids stay as they are."""
+    output = folder / "deep/er/run.trec"
+    assert main(["bm25", "--collection", str(folder / "c"), "--output", str(output), "--k", "5"]) == 0
+    lines = [line.split() for line in output.read_text().splitlines()]
+    assert [[*line[:4], line[5]] for line in lines] == [
+        ["q", "Q0", "7", "1", "bm25"],
+        ["q", "Q0", "007", "2", "bm25"],
+    ]
+    heard = capsys.readouterr()
+    assert heard.out == f"{output}\n"
+    assert "k lowered from 5 to the 2 passages there are\n" in heard.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--k", "0"], "--k is 0, expected 1 or more"),
+        (["--b", "1.5"], "k1 is 0.9 and b is 1.5, expected k1 >= 0 and b between 0 and 1"),
+        (["--k1=-1"], "k1 is -1.0 and b is 0.4, expected k1 >= 0 and b between 0 and 1"),
+    ],
+)
+def test_wrong_options(folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output = folder / "run.trec"
+    assert main(["bm25", "--collection", str(folder / "c"), "--output", str(output), *words]) == 2
+    assert capsys.readouterr().err.endswith(f"condenser: error: {message}\n")
+    assert [entry.name for entry in folder.iterdir()] == ["c"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "split", "figures"),
+    [("medquad", "test", (0.428, 0.510, 0.868)), ("nq-qed", "dev", (0.756, 0.792, 0.966))],
+)
+def test_reference_figures(name: str, split: str, figures: tuple[float, float, float]) -> None:
+    """MRR@10, nDCG@10 and R@100 as bm25s and trec_eval gave them when the collections were made."""
+    collection = open_collection(name)
+    run = Bm25(collection.passages()).search(collection.queries(split), 100)
+    measures = pytrec_eval.RelevanceEvaluator(collection.qrels(split), {"recip_rank", "ndcg_cut_10", "recall_100"})
+    scores = measures.evaluate({query_id: dict(hits) for query_id, hits in run.items()}).values()
+    reciprocal_ranks = [score["recip_rank"] if score["recip_rank"] > 1 / 10.5 else 0.0 for score in scores]
+    found = [
+        np.mean(reciprocal_ranks),
+        *(np.mean([score[m] for score in scores]) for m in ("ndcg_cut_10", "recall_100")),
+    ]
+    assert found == pytest.approx(figures, abs=0.002)
