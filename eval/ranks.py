@@ -6,16 +6,18 @@ UTF-8 bytes. A rank is counted, not sorted for: one more than the hits that stan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from condenser.errors import UserError, sample
-from eval.runs import Duplicates, Qrels, RunArrays, load_run, read_rankings
+from eval.runs import Duplicates, RunArrays, load_run, read_rankings
 
-Id = TypeVar("Id", str, bytes)
+Id = TypeVar("Id", str, bytes)  # UTF-8 bytes and Python's strings sort alike: by code point
+Grades = Mapping[str, Mapping[str, int]]
 
 _PAIRS_AT_ONCE = 1024  # rows of k hits compared at a time: a few MB, whatever the number of judgements
 
@@ -48,7 +50,7 @@ class JudgedRanks(NamedTuple):
 
 
 def judged_ranks(
-    qrels: Mapping[str, Mapping[str, int]],
+    qrels: Grades,
     run: str | Path | Mapping[str, Mapping[str, float]] | RunArrays,
     *,
     relevance_level: int = 1,
@@ -72,74 +74,67 @@ def judged_ranks(
             grades, scores that are not numbers, and what reading a file raises.
     """
     _check_qrels(qrels)
-    in_mean = sorted(
-        query_id for query_id, grades in qrels.items() if max(grades.values(), default=0) >= relevance_level
-    )
-    table = _Table({query_id: index for index, query_id in enumerate(in_mean)})
+    measured = {
+        query_id: grades
+        for query_id, grades in sorted(qrels.items())
+        if max(grades.values(), default=0) >= relevance_level
+    }
     if isinstance(run, Mapping):
-        run_ids = _place_dicts(qrels, run, table, ignore_self)
+        placed, run_ids = _place_dicts(measured, run, ignore_self)
     elif isinstance(run, RunArrays):
-        run_ids = _place_arrays(qrels, run, table, ignore_self, duplicates)
+        placed, run_ids = _place_arrays(measured, run, ignore_self, duplicates)
     else:
-        run_ids = _place_file(qrels, run, table, ignore_self, duplicates)
-    both = [query_id for query_id in qrels if query_id in run_ids]
-    if not both:
+        placed, run_ids = _place_file(measured, run, ignore_self, duplicates)
+    missing = sorted(query_id for query_id in qrels if query_id not in run_ids)
+    if len(missing) == len(qrels):
         raise UserError(
-            f"judgements and run have no query in common: judged are {sample(sorted(qrels)) or 'none'}; "
+            f"judgements and run have no query in common: judged are {sample(missing) or 'none'}; "
             f"in the run {sample(sorted(run_ids)) or 'none'}",
-            None if isinstance(run, (Mapping, RunArrays)) else run,
+            None if isinstance(run, Mapping | RunArrays) else run,
             "are these the judgements of another split?",
         )
+    both = len(qrels) - len(missing)
     counts = Counts(
         judged=len(qrels),
         in_run=len(run_ids),
-        both=len(both),
-        nothing_relevant=len(qrels) - len(in_mean),
-        judged_not_in_run=len(qrels) - len(both),
-        in_run_not_judged=len(run_ids) - len(both),
+        both=both,
+        nothing_relevant=len(qrels) - len(measured),
+        judged_not_in_run=len(missing),
+        in_run_not_judged=len(run_ids) - both,
     )
-    return table.finish(qrels, in_mean, counts, [query_id for query_id in sorted(qrels) if query_id not in run_ids])
+    sizes = [len(grades) for grades in measured.values()]
+    ranks = (
+        placed[query_id].ranks if query_id in placed else [0] * size
+        for query_id, size in zip(measured, sizes, strict=True)
+    )
+    return JudgedRanks(
+        query_ids=list(measured),
+        query=np.repeat(np.arange(len(sizes)), sizes),
+        rank=np.fromiter(chain.from_iterable(ranks), np.int64),
+        grade=np.fromiter((grade for grades in measured.values() for grade in grades.values()), np.int64),
+        depth=np.array([placed[query_id].depth if query_id in placed else 0 for query_id in measured], np.int64),
+        counts=counts,
+        missing=missing,
+    )
 
 
-class _Table:
-    """Collects ranks; judgements never placed are added at the end with rank 0."""
+class _Placed(NamedTuple):
+    """One query: the rank of each judged passage, in the judgements' order, and the number of hits."""
 
-    def __init__(self, index_of: dict[str, int]) -> None:
-        self.index_of = index_of
-        self.query: list[int] = []
-        self.rank: list[int] = []
-        self.grade: list[int] = []
-        self.depth = np.zeros(len(index_of), dtype=np.int64)
-        self.placed: set[str] = set()
-
-    def add(self, query_id: str, placed: Iterable[tuple[int, int]], depth: int) -> None:
-        index = self.index_of[query_id]
-        self.placed.add(query_id)
-        self.depth[index] = depth
-        for rank, grade in placed:
-            self.query.append(index)
-            self.rank.append(rank)
-            self.grade.append(grade)
-
-    def finish(
-        self, qrels: Mapping[str, Mapping[str, int]], query_ids: list[str], counts: Counts, missing: list[str]
-    ) -> JudgedRanks:
-        for query_id in query_ids:
-            if query_id not in self.placed:
-                self.add(query_id, ((0, int(grade)) for grade in qrels[query_id].values()), 0)
-        query, rank, grade = (np.array(column, dtype=np.int64) for column in (self.query, self.rank, self.grade))
-        return JudgedRanks(query_ids, query, rank, grade, self.depth, counts, missing)
+    ranks: list[int]
+    depth: int
 
 
-def _place_dicts(
-    qrels: Mapping[str, Mapping[str, int]], run: Mapping[str, Mapping[str, float]], table: _Table, ignore_self: bool
-) -> set[str]:
+_Placements = tuple[dict[str, _Placed], set[str]]
+
+
+def _place_dicts(qrels: Grades, run: Mapping[str, Mapping[str, float]], ignore_self: bool) -> _Placements:
+    placed = {}
     for query_id, hits in run.items():
-        first = next(iter(hits), "")
-        for name in (query_id, first):
+        for name in (query_id, next(iter(hits), "")):
             if not isinstance(name, str):
                 raise UserError(f"id {name!r} in the run is {type(name).__name__}, expected str")
-        if query_id not in table.index_of:
+        if query_id not in qrels:
             continue
         try:
             scores = np.fromiter(hits.values(), np.float32, len(hits))
@@ -147,40 +142,34 @@ def _place_dicts(
             raise UserError(f"a score of query {query_id!r} in the run is not a number") from None
         if np.isnan(scores).any():
             raise UserError(f"a score of query {query_id!r} in the run is NaN, which has no place in an order")
-        table.add(query_id, *_place(query_id, qrels[query_id], list(hits), scores, hits, ignore_self))
-    return set(run)
+        placed[query_id] = _place(qrels[query_id], list(hits), hits, scores, query_id if ignore_self else None)
+    return placed, set(run)
 
 
-def _place_file(
-    qrels: Mapping[str, Mapping[str, int]], path: str | Path, table: _Table, ignore_self: bool, duplicates: Duplicates
-) -> set[str]:
+def _place_file(qrels: Grades, path: str | Path, ignore_self: bool, duplicates: Duplicates) -> _Placements:
+    placed: dict[str, _Placed] = {}
     seen: set[str] = set()
-    for query_id, ids, scores in read_rankings(path, duplicates=duplicates):
-        if query_id in seen:  # its lines are not together: rare, so read again into dicts, which brings them together
-            table.__init__(table.index_of)  # type: ignore[misc]
-            return _place_dicts(qrels, load_run(path, duplicates=duplicates), table, ignore_self)
+    for query_id, ids, distinct, scores in read_rankings(path, duplicates=duplicates):
+        if query_id in seen:
+            # Its lines are not together, which is rare: read again into dicts, which bring them together.
+            return _place_dicts(qrels, load_run(path, duplicates=duplicates), ignore_self)
         seen.add(query_id)
-        if query_id in table.index_of:
-            grades = {passage_id.encode(): grade for passage_id, grade in qrels[query_id].items()}
-            table.add(query_id, *_place(query_id.encode(), grades, ids, scores, set(ids), ignore_self))
-    return seen
+        if query_id in qrels:
+            judged = [passage_id.encode() for passage_id in qrels[query_id]]
+            placed[query_id] = _place(judged, ids, distinct, scores, query_id.encode() if ignore_self else None)
+    return placed, seen
 
 
 def _place(
-    query_id: Id,
-    grades: Mapping[Id, int],
-    ids: Sequence[Id],
-    scores: np.ndarray,
-    retrieved: Any,
-    ignore_self: bool,
-) -> tuple[list[tuple[int, int]], int]:
-    """Return (rank, grade) of each judgement of one query, and the number of hits."""
-    if ignore_self and query_id in retrieved:
-        keep = np.array([name != query_id for name in ids])
-        ids, scores = [name for name in ids if name != query_id], scores[keep]
+    judged: Iterable[Id], ids: Sequence[Id], retrieved: Container[Id], scores: np.ndarray, left_out: Id | None
+) -> _Placed:
+    """Find the ranks of ``judged`` in one ranking; ``ids`` and ``scores`` run in parallel, in any order."""
+    if left_out is not None and left_out in retrieved:
+        scores = np.delete(scores, ids.index(left_out))
+        ids = [name for name in ids if name != left_out]
         retrieved = set(ids)
-    placed = []
-    for passage_id, grade in grades.items():
+    ranks = []
+    for passage_id in judged:
         rank = 0
         if passage_id in retrieved:
             score = scores[ids.index(passage_id)]
@@ -188,14 +177,41 @@ def _place(
             ties = np.flatnonzero(scores == score)
             if len(ties) > 1:
                 rank += sum(ids[place] > passage_id for place in ties.tolist())
-        placed.append((rank, int(grade)))
-    return placed, len(ids)
+        ranks.append(rank)
+    return _Placed(ranks, len(ids))
 
 
-def _place_arrays(
-    qrels: Mapping[str, Mapping[str, int]], run: RunArrays, table: _Table, ignore_self: bool, duplicates: Duplicates
-) -> set[str]:
+def _place_arrays(qrels: Grades, run: RunArrays, ignore_self: bool, duplicates: Duplicates) -> _Placements:
     rows, scores = np.asarray(run.rows), np.asarray(run.scores, dtype=np.float32)
+    _check_arrays(rows, scores, run)
+    if _any_row_twice(rows, len(run.passage_ids)):
+        if duplicates == "best":
+            return _place_dicts(qrels, run.as_run(), ignore_self)
+        raise UserError("a passage stands more than once in a ranking", hint="duplicates='best' keeps the better score")
+    places = [place for place, query_id in enumerate(run.query_ids) if query_id in qrels]
+    wanted = {passage_id for grades in qrels.values() for passage_id in grades}
+    wanted.update(run.query_ids if ignore_self else ())
+    row_of = {passage_id: row for row, passage_id in enumerate(run.passage_ids) if passage_id in wanted}
+    filled = rows >= 0
+    if ignore_self:
+        filled &= rows != np.array([row_of.get(query_id, -1) for query_id in run.query_ids])[:, None]
+    if not filled.all():
+        rows, scores = np.where(filled, rows, -1), np.where(filled, scores, -np.inf)
+    pairs = [(place, row_of.get(passage_id, -2)) for place in places for passage_id in qrels[run.query_ids[place]]]
+    ranks: list[int] = []
+    for start in range(0, len(pairs), _PAIRS_AT_ONCE):
+        some = np.array(pairs[start : start + _PAIRS_AT_ONCE])
+        ranks += _ranks_in_arrays(some[:, 0], some[:, 1], rows, scores, run.passage_ids)
+    depths = np.count_nonzero(filled, axis=1)
+    next_rank = iter(ranks)
+    placed = {}
+    for place in places:
+        query_id = run.query_ids[place]
+        placed[query_id] = _Placed(list(islice(next_rank, len(qrels[query_id]))), int(depths[place]))
+    return placed, set(run.query_ids)
+
+
+def _check_arrays(rows: np.ndarray, scores: np.ndarray, run: RunArrays) -> None:
     if rows.shape != scores.shape or rows.ndim != 2 or len(rows) != len(run.query_ids):
         raise UserError(
             f"rows have shape {rows.shape}, scores {scores.shape}, and there are {len(run.query_ids)} query ids",
@@ -203,39 +219,10 @@ def _place_arrays(
         )
     if rows.size and int(rows.max()) >= len(run.passage_ids):
         raise UserError(f"a hit is row {int(rows.max())}, but there are {len(run.passage_ids)} passage ids")
-    if _any_row_twice(rows, len(run.passage_ids)):
-        if duplicates == "best":
-            return _place_dicts(qrels, _best_of(run), table, ignore_self)
-        raise UserError("a passage stands more than once in a ranking", hint="duplicates='best' keeps the better score")
+    if len(set(run.query_ids)) != len(run.query_ids):
+        raise UserError("a query id stands twice in the run")
     if np.isnan(scores).any():
         raise UserError("a score is NaN, which has no place in an order")
-    filled = rows >= 0
-    if not filled.all():
-        scores = np.where(filled, scores, -np.inf)
-    wanted = {name for query_id in table.index_of for name in qrels[query_id]}
-    wanted |= set(run.query_ids) if ignore_self else set()
-    row_of = {name: row for row, name in enumerate(run.passage_ids) if name in wanted}
-    if ignore_self:
-        own = np.array([row_of.get(query_id, -2) for query_id in run.query_ids])
-        is_own = rows == own[:, None]
-        filled, scores, rows = filled & ~is_own, np.where(is_own, -np.inf, scores), np.where(is_own, -1, rows)
-    pairs = [
-        (place, row_of.get(passage_id, -2), table.index_of[query_id], int(grade))
-        for place, query_id in enumerate(run.query_ids)
-        if query_id in table.index_of
-        for passage_id, grade in qrels[query_id].items()
-    ]
-    table.placed.update(query_id for query_id in run.query_ids if query_id in table.index_of)
-    for place, query_id in enumerate(run.query_ids):
-        if query_id in table.index_of:
-            table.depth[table.index_of[query_id]] = np.count_nonzero(filled[place])
-    for start in range(0, len(pairs), _PAIRS_AT_ONCE):
-        places, targets, queries, grades = zip(*pairs[start : start + _PAIRS_AT_ONCE], strict=True)
-        ranks = _ranks_in_arrays(np.array(places), np.array(targets), rows, scores, run.passage_ids)
-        table.query += queries
-        table.rank += ranks
-        table.grade += grades
-    return set(run.query_ids)
 
 
 def _ranks_in_arrays(
@@ -262,18 +249,7 @@ def _any_row_twice(rows: np.ndarray, passages: int) -> bool:
     return bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any())
 
 
-def _best_of(run: RunArrays) -> dict[str, dict[str, float]]:
-    best: dict[str, dict[str, float]] = {}
-    for query_id, rows, scores in zip(run.query_ids, run.rows.tolist(), run.scores.tolist(), strict=True):
-        hits = best.setdefault(query_id, {})
-        for row, score in zip(rows, scores, strict=True):
-            if row >= 0:
-                name = run.passage_ids[row]
-                hits[name] = max(score, hits.get(name, score))
-    return best
-
-
-def _check_qrels(qrels: Mapping[str, Mapping[str, int]]) -> None:
+def _check_qrels(qrels: Grades) -> None:
     for query_id, grades in qrels.items():
         if not isinstance(query_id, str):
             raise UserError(f"query id {query_id!r} in the judgements is {type(query_id).__name__}, expected str")
@@ -284,6 +260,3 @@ def _check_qrels(qrels: Mapping[str, Mapping[str, int]]) -> None:
                 )
             if grade != int(grade):
                 raise UserError(f"grade {grade} of query {query_id!r}, passage {passage_id!r} is not a whole number")
-
-
-__all__ = ["Counts", "JudgedRanks", "Qrels", "judged_ranks"]
