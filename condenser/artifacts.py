@@ -65,6 +65,8 @@ class Workspace:
         resumable: bool = False,
     ) -> None:
         self.output = Path(output)
+        if not self.output.name:
+            raise UserError("cannot become a folder of results", repr(str(output)), "give --output a name")
         self.path = self.output.with_name(self.output.name + ".partial")
         self.kind = kind
         self.done = False
@@ -79,7 +81,12 @@ class Workspace:
             return self
         self._take_lock()
         try:
-            self._prepare_contents()
+            # Another process may have finished between the look above and the lock.
+            if self._output_is_up_to_date():
+                shutil.rmtree(self.path, ignore_errors=True)
+                self.done = True
+            elif not self._finish_interrupted_commit():
+                self._prepare_contents()
         except BaseException:
             self._release_lock()
             raise
@@ -103,13 +110,25 @@ class Workspace:
         Returns:
             The finished folder.
         """
-        for name in (_STARTED, _LOCK):
-            (self.path / name).unlink(missing_ok=True)
+        write_manifest(self.path, self._started | {"facts": plain(facts)})
+        self._publish()
+        return self.output
+
+    def _finish_interrupted_commit(self) -> bool:
+        """Publish what a run left that was killed between its manifest and the rename, if it is what is wanted now."""
+        if not (self.path / MANIFEST).is_file() or describe_difference(load_manifest(self.path), self._started):
+            return False
+        self._publish()
+        return True
+
+    def _publish(self) -> None:
         if self.output.exists():
             self.output.rmdir()  # only ever an empty folder, see _output_is_up_to_date
-        seal_folder(self.path, self.output, self._started | {"facts": plain(facts)})
+        publish_folder(self.path, self.output)
+        # Not before: a run killed until here finds its way back by them.
+        for name in (_STARTED, _LOCK):
+            (self.output / name).unlink(missing_ok=True)
         self.done = True
-        return self.output
 
     def _output_is_up_to_date(self) -> bool:
         if not self.output.exists():
@@ -140,7 +159,7 @@ class Workspace:
         self._lock_handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             holder = os.read(self._lock_handle, 200).decode(errors="replace") or "unknown"
             os.close(self._lock_handle)
             self._lock_handle = None
@@ -157,6 +176,8 @@ class Workspace:
         started = self.path / _STARTED
         if self._resumable and started.is_file():
             self._refuse_difference(read_json(started), self.path)
+            for torn in self.path.rglob("*.tmp-*"):  # what a killed atomic_write left
+                torn.unlink()
             return
         for entry in self.path.iterdir():
             if entry.is_dir():
@@ -166,23 +187,35 @@ class Workspace:
         write_json(started, self._started)
 
 
-def seal_folder(draft: Path, final: Path, header: Mapping[str, Any]) -> None:
-    """Flush a written folder to disk, give it a manifest as its last file, and rename it to ``final``.
+def write_manifest(folder: Path, header: Mapping[str, Any]) -> None:
+    """Flush a written folder to disk and give it a manifest as its last file.
 
     Args:
-        draft: the folder as written; on the same disk as ``final``.
-        final: a name that does not exist.
+        folder: the folder as written.
         header: what the manifest says beside the files' sizes and SHA-256.
     """
     files = {}
-    for file in sorted(draft.rglob("*")):
-        if file.is_file():
-            _sync_file(file)
-            files[file.relative_to(draft).as_posix()] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+    for entry in sorted(folder.rglob("*")):
+        name = entry.relative_to(folder).as_posix()
+        if entry.is_dir():
+            sync_folder(entry)
+        elif entry.is_file() and name not in (MANIFEST, _STARTED, _LOCK):
+            _sync_file(entry)
+            files[name] = {"bytes": entry.stat().st_size, "sha256": sha256_file(entry)}
     described = {"files": files, "fingerprint": _fingerprint(files), "versions": _versions()}
-    write_json(draft / MANIFEST, {"schema": SCHEMA, **header, **described})
+    write_json(folder / MANIFEST, {"schema": SCHEMA, **header, **described})
+
+
+def publish_folder(draft: Path, final: Path) -> None:
+    """Rename ``draft`` to ``final``, a new name on the same disk, so that it survives a power cut."""
     os.rename(draft, final)
     sync_folder(final.absolute().parent)
+
+
+def seal_folder(draft: Path, final: Path, header: Mapping[str, Any]) -> None:
+    """Write the manifest of ``draft`` and publish it as ``final``."""
+    write_manifest(draft, header)
+    publish_folder(draft, final)
 
 
 def load_manifest(folder: str | Path, kind: str | None = None, *, verify: bool = False) -> dict[str, Any]:
@@ -212,14 +245,21 @@ def load_manifest(folder: str | Path, kind: str | None = None, *, verify: bool =
         )
     if kind is not None and manifest.get("kind") != kind:
         raise UserError(f"is a {manifest.get('kind')} folder; {expected}", folder)
-    for name, entry in manifest["files"].items():
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(map(_describes_file, files.values())) or "fingerprint" not in manifest:
+        raise UserError("lacks the fingerprint, or files with their bytes and sha256", folder / MANIFEST)
+    for name, entry in files.items():
         _check_file(folder, name, entry, verify)
     return manifest
 
 
+def _describes_file(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
+
+
 def _check_file(folder: Path, name: str, entry: Mapping[str, Any], verify: bool) -> None:
     file = folder / name
-    if Path(name).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
+    if "\0" in name or Path(name).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"manifest lists {name!r}, which lies outside the folder", folder / MANIFEST)
     if not file.is_file():
         raise UserError("file listed in the manifest is missing", file, "make the folder anew")
@@ -238,6 +278,8 @@ def fingerprint(path: str | Path) -> str:
     path = Path(path)
     if path.is_file():
         return sha256_file(path)[:16]
+    if not path.is_dir():
+        raise UserError("no such file or folder", path)
     if (path / MANIFEST).is_file():
         return str(load_manifest(path)["fingerprint"])
     files = {

@@ -1,0 +1,43 @@
+"""UserError: one line, whatever it is made of, and unharmed by a trip to another process."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from condenser.errors import UserError, nearest, sample
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (UserError("is empty"), "is empty"),
+        (UserError("is empty", "a.tsv:3"), "a.tsv:3: is empty"),
+        (UserError("is empty", Path("a.tsv"), "fill it"), "a.tsv: is empty (fill it)"),
+        (UserError("two\nlines"), "two lines"),
+    ],
+)
+def test_one_line(error: UserError, line: str) -> None:
+    assert str(error) == line
+
+
+def test_survives_the_way_between_processes() -> None:
+    """Loader workers hand errors to the main process by reduction and reconstruction, as copy does."""
+    error = copy.copy(UserError("is empty", "a.tsv:3", "fill it"))
+    assert (error.what, error.where, error.hint) == ("is empty", "a.tsv:3", "fill it")
+    assert str(error) == "a.tsv:3: is empty (fill it)"
+
+
+def test_nearest() -> None:
+    assert nearest("colection", ["output", "collection", "k"]) == "collection"
+    assert nearest("xyz", ["output", "collection"]) is None
+    assert nearest("x", []) is None
+
+
+def test_sample() -> None:
+    assert sample(["a", "b"]) == "'a', 'b'"
+    assert sample(iter("abcd")) == "'a', 'b', 'c', ..."
+    assert sample({"q": 1, "r": 2}, 1) == "'q', ..."
+    assert sample([]) == ""
