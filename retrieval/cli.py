@@ -7,7 +7,9 @@ answer at once.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib
+import os
 import sys
 import types
 import typing
@@ -16,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from condenser.errors import UserError, nearest
+
+_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ VERBS: dict[str, Verb] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status.
 
-    0 done, 1 internal error (with a traceback), 2 bad input or options (one line), 130 Ctrl-C,
-    143 stopped by SIGTERM after saving.
+    0 done, 1 internal error (with a traceback) or a disk that is full or refuses (one line), 2 bad input or
+    options (one line), 130 Ctrl-C, 141 nobody reads the output any more, 143 stopped by SIGTERM after saving.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -64,8 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("condenser: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        # Else Python would try to write the rest once more as it ends, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno not in _DISK_FAULTS:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"condenser: error: {place}{error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _run(words: list[str]) -> int:
@@ -187,6 +198,9 @@ def _add_argument(parser: Any, field: dataclasses.Field[Any], hint: Any, positio
         settings |= {"type": typing.get_args(hint)[0], "nargs": "+"}
     elif hint is bool or hint == bool | None:
         settings |= {"action": jsonargparse.ActionYesNo, "nargs": "?"}
+    elif hint in (str, str | None):
+        # As a plain string: an optional one would be read as YAML, in which "# x" is nothing and "null" is null.
+        settings["type"] = str
     elif _is_required(field):
         settings["type"] = typing.Optional[hint]  # noqa: UP045 - built at run time
     else:
@@ -203,14 +217,24 @@ def _explain(message: str, hints: dict[str, Any]) -> UserError:
         word = unknown.group(1)
         if not word.startswith("-") and "Option" not in message:
             return UserError(f"unexpected argument {word!r}", hint="options start with --")
-        name = word.lstrip("-").split("=")[0]
-        close = nearest(name, hints)
-        return UserError(f"unknown option --{name}", hint=f"did you mean --{close}?" if close else "see --help")
-    ill_typed = re.search(r'Parser key "(\w+)".*(?:Given value|Got value): (.*)', message, re.DOTALL)
+        name = word.split("=")[0]
+        close = nearest(name.lstrip("-"), hints)
+        shown = name if name.startswith("-") else f"--{name}"
+        return UserError(f"unknown option {shown}", hint=f"did you mean --{close}?" if close else "see --help")
+    ill_typed = re.search(r'Parser key "(\w+)".*(?:Given value|Got value): (.*)', message, re.DOTALL) or re.search(
+        r"argument --(\w+).*invalid .* value: '(.*)'", message
+    )
     if ill_typed and ill_typed.group(1) in hints:
         name, value = ill_typed.groups()
         return UserError(f"--{name} is {value.strip()!r}, expected {_in_words(hints[name])}")
-    return UserError(" ".join(message.replace("Parser key", "option").split()))
+    missing = re.search(r"File does not exist: '(.*)'", message)
+    if missing:
+        return UserError("no such file", missing.group(1))
+    if "object does not support item assignment" in message:
+        return UserError("--config gives text to an option that takes a list", hint="write [one, two]")
+    if re.match("Unexpected config|Problems parsing config", message):
+        return UserError(f"--config holds no YAML mapping of options: {' '.join(message.split())}")
+    return UserError(" ".join(message.removeprefix("argument ").replace("Parser key", "option").split()))
 
 
 def _in_words(hint: Any) -> str:
