@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from condenser.artifacts import fingerprint
-from condenser.errors import UserError, nearest
+from condenser.errors import UserError
 from condenser.files import atomic_write
-from retrieval.encoder_files import EncoderConfig, check_folder, read_config, write_config
+from retrieval.encoder_files import EncoderConfig, check_folder, local_folder, read_config, write_config
 from retrieval.records import Passage
 
-__all__ = ["Encoder", "EncoderConfig", "batches_by_length", "local_folder", "resolve_device"]
+__all__ = ["Encoder", "EncoderConfig", "batches_by_length", "resolve_device"]
 
 Kind = Literal["query", "passage"]
 
@@ -97,6 +97,21 @@ class Encoder(torch.nn.Module):
     def tokenizer_fingerprint(self) -> str:
         """Return a digest of vocabulary and tokenization rules."""
         return hashlib.sha256(self._reset_tokenizer().to_str().encode()).hexdigest()[:16]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what an artifact made with this encoder records, for the next stage to compare."""
+        return {
+            "encoder": str(self.source),
+            "encoder_fingerprint": self.fingerprint(),
+            "tokenizer": self.tokenizer_fingerprint(),
+            "pooling": self.config.pooling,
+            "normalize": self.config.normalize,
+            "similarity": self.config.similarity,
+            "query_prompt": self.config.query_prompt,
+            "passage_prompt": self.config.passage_prompt,
+            "passage_template": self.config.passage_template,
+            "dimension": self.dimension,
+        }
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the vectors of a batch, with gradients.
@@ -218,7 +233,7 @@ class Encoder(torch.nn.Module):
             stream.write(card)
 
     def _reset_tokenizer(self) -> Any:
-        """Undo the truncation that a call leaves in the tokenizer, so that what is saved or hashed is always the same."""
+        """Undo the truncation a call leaves in the tokenizer, so that what is saved or hashed is always the same."""
         backend = self.tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
@@ -266,47 +281,6 @@ def resolve_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("--device cuda: PyTorch finds no GPU here", hint="use --device cpu, or install a CUDA build")
     return torch.device(name)
-
-
-def local_folder(name: str | Path) -> Path:
-    """Return the folder of a model that is named by path or by hub name.
-
-    The hub is asked only for what looks like a hub name (``name`` or ``owner/name``), the local cache first.
-
-    Raises:
-        UserError: no such folder; a name that is neither in the cache nor to be had from the hub.
-    """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise UserError("is a file, expected a model folder", path)
-    text = str(name)
-    inside_a_folder = "/" in text and path.parent.is_dir()
-    if text.startswith((".", "~")) or path.is_absolute() or text.count("/") > 1 or inside_a_folder:
-        raise UserError("no such folder, expected a model folder", path, _near_folder(path))
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
-    try:
-        return Path(snapshot_download(text, allow_patterns=wanted, local_files_only=True))
-    except HFValidationError:
-        raise UserError("no such folder, and not a hub name either", path) from None
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        return Path(snapshot_download(text, allow_patterns=wanted))
-    except Exception as error:  # whatever the network does, the user learns one thing: it is not here
-        reason = str(error).split("\n")[0]
-        raise UserError("no such folder, and not to be had from the model hub", path, reason) from None
-
-
-def _near_folder(path: Path) -> str | None:
-    if not path.parent.is_dir():
-        return None
-    close = nearest(path.name, [entry.name for entry in path.parent.iterdir() if entry.is_dir()])
-    return f"did you mean {path.parent / close}?" if close else None
 
 
 def _load_transformer(folder: Path) -> tuple[Any, Any]:

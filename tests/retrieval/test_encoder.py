@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from condenser.errors import UserError
-from retrieval.encoder import Encoder, EncoderConfig, batches_by_length, local_folder
+from retrieval.encoder import Encoder, EncoderConfig, batches_by_length
+from retrieval.encoder_files import local_folder
 from retrieval.records import Passage
 
 TEXTS = [" ".join(["river bank money water"] * count) for count in (12, 1, 8, 1, 3)] + ["heart", ""]
