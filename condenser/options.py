@@ -46,7 +46,9 @@ class SpansOptions:
         "files of documents: jsonl ({_id, title, text} or {spans}), plain text (one document a line), .gz, .zst",
         default=[],
     )
-    collection: str | None = source("take the passages of this collection (folder or embedded name) instead", default=None)
+    collection: str | None = source(
+        "take the passages of this collection (folder or embedded name) instead", default=None
+    )
     tokenizer: str | None = source("folder or hub name of the tokenizer", default=None)
     train_tokenizer: int | None = option(None, "train a WordPiece tokenizer of this many entries on the input instead")
     max_length: int = option(128, "longest span in tokens, the special tokens included")
@@ -79,7 +81,9 @@ class PretrainOptions:
     max_grad_norm: float = option(1.0, "gradient clipping by global norm")
     gradient_accumulation: int = option(1, "micro-batches per step; does not widen the contrastive batch")
     mlm_probability: float = option(0.15, "share of tokens that are masked, in whole words")
-    skip_from: int | None = option(None, "layer whose token states the Condenser head sees; default: as in --init, else half the layers")
+    skip_from: int | None = option(
+        None, "layer whose token states the Condenser head sees; default: as in --init, else half the layers"
+    )
     head_layers: int | None = option(None, "Transformer layers in the Condenser head; default: as in --init, else 2")
     late_mlm: bool | None = option(None, "add the last layer's MLM loss to the head's; default: as in --init, else yes")
     seed: int = option(42, "seed of the data order, masks, dropout and new weights")

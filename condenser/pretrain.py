@@ -195,7 +195,9 @@ def build_batches(
     """Return the source of batches for this process."""
     length = options.max_length or int(store.manifest["facts"]["max_length"])
     if length > backbone.max_length:
-        raise UserError(f"spans of {length} tokens do not fit the model's {backbone.max_length} positions", options.data)
+        raise UserError(
+            f"spans of {length} tokens do not fit the model's {backbone.max_length} positions", options.data
+        )
     special = tokenizer.num_special_tokens_to_add()
     if length <= special:
         raise UserError(f"--max_length {length} leaves no room for text beside {special} special tokens")
@@ -248,5 +250,3 @@ def _finish(
         }
     )
     say(f"{options.objective}: {options.max_steps:,} steps done, saved to {workspace.output}")
-
-

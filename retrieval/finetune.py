@@ -105,10 +105,11 @@ def finetune(options: FinetuneOptions) -> Path:
                 name="dev_pool_mrr@10",
             )
         if accelerator.is_main_process:
+            candidates = options.batch_size * (1 + options.negatives)
             say(
                 f"finetune: {len(examples):,} queries, {steps:,} steps of {options.batch_size:,} queries "
-                f"({steps / batches.steps_per_epoch:.2f} epochs) against {options.batch_size * (1 + options.negatives):,} "
-                f"candidates at most on {accelerator.num_processes} processes"
+                f"({steps / batches.steps_per_epoch:.2f} epochs) against {candidates:,} candidates at most, "
+                f"on {accelerator.num_processes} processes"
             )
         train(
             BiEncoder(encoder),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from condenser.models.condenser import at_least_float32
-from condenser.training.distributed import gather_with_gradient, rank, world_size
+from condenser.training.distributed import for_all_processes, gather_with_gradient, rank
 
 
 def in_batch_softmax(
@@ -49,8 +49,7 @@ def shared_in_batch_softmax(
         temperature: see `in_batch_softmax`.
 
     Returns:
-        The mean over the queries of all processes, times the number of processes
-        (see `gather_with_gradient`).
+        The mean over the queries of all processes.
     """
     all_passages, all_rows = gather_with_gradient(passages), gather_with_gradient(passage_rows)
     own_targets = passage_rows[targets]
@@ -65,7 +64,7 @@ def shared_in_batch_softmax(
         gather_with_gradient(excluded),
         temperature=temperature,
     )
-    return loss * world_size()
+    return for_all_processes(loss)
 
 
 def _rows_before_this_process(count: int, device: torch.device) -> int:

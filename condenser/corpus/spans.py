@@ -131,7 +131,7 @@ def cut_documents(
     A title is put in front of the text as a sentence of its own. Spans given by the user are kept
     as they are and cut at ``room``.
     """
-    texts = []
+    texts: list[str] = []
     for document in documents:
         if document.is_cut:
             texts.extend(document.texts)
@@ -150,7 +150,11 @@ def cut_documents(
                 cuts = [(0, min(room, len(tokens.ids)))] if len(tokens.ids) else []
             else:
                 cuts = cut_spans(
-                    _sentence_starts(text, encoding.offsets), np.flatnonzero(tokens.word_starts), len(tokens.ids), room, min_tokens
+                    _sentence_starts(text, encoding.offsets),
+                    np.flatnonzero(tokens.word_starts),
+                    len(tokens.ids),
+                    room,
+                    min_tokens,
                 )
                 cuts = _drop_short_tail(cuts, min_tokens, counts)
             spans.extend(SpanTokens(tokens.ids[a:b], tokens.word_starts[a:b]) for a, b in cuts)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from condenser.artifacts import load_manifest
 from condenser.errors import UserError
+from condenser.hub import local_folder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -46,10 +47,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer
 
-    if not Path(name).exists() and (str(name).count("/") > 1 or str(name).startswith((".", "/"))):
-        raise UserError("no such folder; expected a tokenizer", name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(name))
+        tokenizer = AutoTokenizer.from_pretrained(local_folder(name), local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"no tokenizer could be loaded: {str(error).splitlines()[0]}", name) from None
     if not tokenizer.is_fast:

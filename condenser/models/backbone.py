@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForMaskedLM, BertConfig, BertForMaskedLM, PretrainedConfig
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.utils import logging as transformers_logging
 
 from condenser.errors import UserError
+from condenser.hub import local_folder, position_limit, quiet_transformers
 from condenser.talk import say, warn
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
     "mini": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
 }
@@ -68,7 +67,7 @@ class Backbone(nn.Module):
         UserError: another family.
     """
 
-    def __init__(self, lm: nn.Module) -> None:
+    def __init__(self, lm: Any) -> None:
         super().__init__()
         family = lm.config.model_type
         if family not in FAMILIES:
@@ -89,9 +88,7 @@ class Backbone(nn.Module):
     @property
     def max_length(self) -> int:
         """Most tokens that a row may hold."""
-        # RoBERTa numbers positions from pad_token_id + 1
-        offset = self.config.pad_token_id + 1 if self.config.model_type == "roberta" else 0
-        return int(self.config.max_position_embeddings) - offset
+        return position_limit(self.config)
 
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, ...]:
         """Return the states of all layers, each (batch, length, dim); index 0 is the embedding output."""
@@ -154,7 +151,11 @@ def load_backbone(name: str | Path, unigram_counts: np.ndarray | None = None) ->
     try:
         with quiet_transformers():
             lm, report = AutoModelForMaskedLM.from_pretrained(
-                str(name), dtype=torch.float32, use_safetensors=True, output_loading_info=True
+                local_folder(name),
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
             )
     except Exception as error:  # transformers, safetensors and the hub raise many kinds
         raise UserError(f"weights could not be loaded: {first_line(error)}", name) from None
@@ -184,33 +185,16 @@ def new_backbone(size: str, vocabulary_size: int, max_length: int, pad_token_id:
 
 
 def _load_config(name: str | Path) -> Any:
-    folder = Path(name)
-    if not folder.exists() and (str(name).count("/") > 1 or str(name).startswith((".", "/"))):
-        raise UserError("no such folder; expected model weights", name)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise UserError("folder has no config.json; expected a transformers model", name)
+    folder = local_folder(name)
+    if not (folder / "config.json").is_file():
+        raise UserError("folder has no config.json; expected a transformers model", folder)
     try:
-        config = AutoConfig.from_pretrained(str(name))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         raise UserError(f"no model configuration could be loaded: {first_line(error)}", name) from None
     if getattr(config, "auto_map", None):
         warn(f"{name}: config.json names code of its own (auto_map); it is not run")
     return config
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' own load reports: what matters is said in our words."""
-    level = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def first_line(error: Exception) -> str:

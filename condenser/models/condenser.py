@@ -102,5 +102,7 @@ class CondenserModel(nn.Module):
         wanted = {"head_layers": len(self.head), "skip_from": self.skip_from, "late_mlm": self.late_mlm}
         for key, value in wanted.items():
             if stored.get(key) != value:
-                raise UserError(f"Condenser head has {key} {stored.get(key)}, asked for {value}", folder / SETTINGS_FILE)
+                raise UserError(
+                    f"Condenser head has {key} {stored.get(key)}, asked for {value}", folder / SETTINGS_FILE
+                )
         self.head.load_state_dict(load_file(folder / HEAD_FILE))

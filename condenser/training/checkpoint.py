@@ -104,7 +104,7 @@ def _restore_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{names[parameter]}::{key}": torch.as_tensor(value).detach().cpu().contiguous()
         for parameter, moments in optimizer.state.items()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from condenser.models.condenser import at_least_float32
-from condenser.training.distributed import gather_with_gradient, world_size
+from condenser.training.distributed import for_all_processes, gather_with_gradient
 
 
 def span_contrastive_loss(cls: Tensor) -> Tensor:
@@ -20,11 +20,10 @@ def span_contrastive_loss(cls: Tensor) -> Tensor:
         cls: (2n, d) vectors of this process, rows 2k and 2k+1 from document k.
 
     Returns:
-        The mean over the spans of all processes, times the number of processes (see
-        `gather_with_gradient`).
+        The mean over the spans of all processes.
     """
     vectors = gather_with_gradient(cls)
     scores = at_least_float32(vectors @ vectors.T)
     itself = torch.eye(len(vectors), dtype=torch.bool, device=vectors.device)
     partner = torch.arange(len(vectors), device=vectors.device) ^ 1
-    return nn.functional.cross_entropy(scores.masked_fill(itself, -torch.inf), partner) * world_size()
+    return for_all_processes(nn.functional.cross_entropy(scores.masked_fill(itself, -torch.inf), partner))

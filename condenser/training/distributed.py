@@ -22,8 +22,8 @@ def gather_with_gradient(rows: Tensor) -> Tensor:
 
     Processes may hold different numbers of rows. The gathered copies carry no gradient, so the own
     slice is put back live. A loss over all rows then gives each process the gradient of its own
-    rows; times the number of processes it equals, after DDP's averaging, the gradient of one
-    process with the whole batch.
+    rows; times the number of processes (`for_all_processes`) it equals, after DDP's averaging, the
+    gradient of one process with the whole batch.
     """
     if world_size() == 1:
         return rows
@@ -37,6 +37,16 @@ def gather_with_gradient(rows: Tensor) -> Tensor:
     parts = [part[: int(count)] for part, count in zip(slices, counts, strict=True)]
     parts[rank()] = rows
     return torch.cat(parts)
+
+
+def for_all_processes(loss: Tensor) -> Tensor:
+    """Return a loss over the rows of all processes with its gradient times their number, its value unchanged.
+
+    DDP will divide the gradient by that number, see `gather_with_gradient`.
+    """
+    if world_size() == 1:
+        return loss
+    return loss * world_size() - (loss * (world_size() - 1)).detach()
 
 
 def total(value: float, device: torch.device) -> float:

@@ -52,7 +52,9 @@ class Objective(Protocol):
         fraction: one over the number of micro-batches, for losses that are means already.
     """
 
-    def __call__(self, model: nn.Module, batch: Any, *, share: float, fraction: float) -> dict[str, Tensor]: ...
+    def __call__(self, model: nn.Module, batch: Any, *, share: float, fraction: float) -> dict[str, Tensor]:
+        """Return the loss parts by name."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def train(
         batch_size=None,
         sampler=range(state["step"], settings.max_steps),
         num_workers=settings.workers,
+        generator=torch.Generator(),  # without one, the loader draws from the state that dropout is replayed from
     )
     wrapped.train()
     meter = Meter(folder.name.removesuffix(".partial"), settings.max_steps, settings.unit, start=state["step"],
@@ -262,9 +265,7 @@ def _report_bad_step(step: int, norm: float, losses: dict[str, Tensor], in_a_row
         )
 
 
-def _write_log(
-    logs: tuple[Path, Path], line: dict[str, Any], state: dict[str, Any], accelerator: Accelerator
-) -> None:
+def _write_log(logs: tuple[Path, Path], line: dict[str, Any], state: dict[str, Any], accelerator: Accelerator) -> None:
     if not accelerator.is_main_process:
         return
     with logs[0].open("ab") as log:

@@ -51,7 +51,9 @@ def reference_name(name: str) -> str:
     return name.removeprefix("backbone.") if name.startswith("backbone.") else "c_" + name
 
 
-def assert_gradients(model: CondenserModel, norms: dict[str, float], exact: dict[str, Tensor], tolerance: float) -> None:
+def assert_gradients(
+    model: CondenserModel, norms: dict[str, float], exact: dict[str, Tensor], tolerance: float
+) -> None:
     gradients = {reference_name(name): parameter.grad for name, parameter in model.named_parameters()}
     for name, norm in norms.items():
         if name not in gradients:  # the reference lists the tied decoder twice

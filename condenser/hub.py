@@ -1,0 +1,80 @@
+"""Finding models by folder or hub name, and keeping transformers quiet while they load."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from condenser.errors import UserError, nearest
+
+# The families whose positions start behind the pad token's id instead of at 0.
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
+
+
+def local_folder(name: str | Path) -> Path:
+    """Return the folder of a model that is named by path or by hub name.
+
+    The hub is asked only for what looks like a hub name (``name`` or ``owner/name``), the local cache first.
+
+    Raises:
+        UserError: no such folder; a name that is neither in the cache nor to be had from the hub.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UserError("is a file, expected a model folder", path)
+    text = str(name)
+    inside_a_folder = "/" in text and path.parent.is_dir()
+    if text.startswith((".", "~")) or path.is_absolute() or text.count("/") > 1 or inside_a_folder:
+        raise UserError("no such folder, expected a model folder", path, _near_folder(path))
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    try:
+        return Path(snapshot_download(text, allow_patterns=wanted, local_files_only=True))
+    except HFValidationError:
+        raise UserError("no such folder, and not a hub name either", path) from None
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(snapshot_download(text, allow_patterns=wanted))
+    except Exception as error:  # whatever the network does, the user learns one thing: it is not here
+        reason = str(error).split("\n")[0]
+        raise UserError("no such folder, and not to be had from the model hub", path, reason) from None
+
+
+def _near_folder(path: Path) -> str | None:
+    if not path.parent.is_dir():
+        return None
+    close = nearest(path.name, [entry.name for entry in path.parent.iterdir() if entry.is_dir()])
+    return f"did you mean {path.parent / close}?" if close else None
+
+
+def position_limit(config: Any) -> int:
+    """Return how many tokens a model of this configuration has positions for."""
+    positions = int(getattr(config, "max_position_embeddings", None) or 1_000_000)
+    if config.model_type in _OFFSET_POSITIONS:
+        positions -= int(config.pad_token_id or 0) + 1
+    return positions
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' bars and its table of keys: what matters there is checked and said in our words."""
+    from transformers.utils import logging as transformers_logging
+
+    level = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,179 @@
+"""Documents to spans: where cuts fall, what is kept by document, what is counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from condenser.corpus.spans import build_spans, cut_spans
+from condenser.corpus.tokens import TokenStore, load_tokenizer
+from condenser.errors import UserError
+from condenser.options import SpansOptions
+
+LONG = "The cat sing. The dog runs to the bank. The bird runs in the old river water. A king of the city went."
+
+
+def write_jsonl(path: Path, records: list[dict]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def build(tmp_path: Path, tiny_bert: Path, records: list[dict], **options: object) -> TokenStore:
+    file = write_jsonl(tmp_path / "docs.jsonl", records)
+    settings = {"max_length": 16, "min_tokens": 3} | options
+    return TokenStore(
+        build_spans(SpansOptions(input=[file], tokenizer=str(tiny_bert), output=str(tmp_path / "store"), **settings))
+    )
+
+
+def test_cuts_fall_at_the_last_sentence_that_fits() -> None:
+    assert cut_spans([4, 7, 12], range(20), 20, 10) == [(0, 7), (7, 12), (12, 20)]
+
+
+def test_a_long_sentence_is_cut_between_words() -> None:
+    assert cut_spans([], [0, 3, 5, 8, 9], 11, 4) == [(0, 3), (3, 5), (5, 9), (9, 11)]
+
+
+def test_a_long_word_is_cut_at_the_limit() -> None:
+    assert cut_spans([], [0], 9, 4) == [(0, 4), (4, 8), (8, 9)]
+
+
+def test_a_span_shorter_than_the_least_goes_past_its_sentence() -> None:
+    assert cut_spans([2], range(12), 12, 8, min_tokens=4) == [(0, 8), (8, 12)]
+
+
+@given(
+    length=st.integers(0, 60),
+    room=st.integers(1, 20),
+    least=st.integers(1, 20),
+    sentences=st.sets(st.integers(1, 59)),
+    words=st.sets(st.integers(0, 59)),
+)
+def test_cuts_cover_all_tokens_once_within_the_limit(
+    length: int, room: int, least: int, sentences: set[int], words: set[int]
+) -> None:
+    cuts = cut_spans(sorted(sentences), sorted(words), length, room, least)
+    assert [token for a, b in cuts for token in range(a, b)] == list(range(length))
+    assert all(0 < b - a <= room for a, b in cuts)
+
+
+def test_spans_are_kept_by_document_and_decode_to_the_text(tmp_path: Path, tiny_bert: Path) -> None:
+    store = build(tmp_path, tiny_bert, [{"_id": "a", "title": "Cats", "text": LONG}, {"_id": 7, "text": "One two."}])
+    assert store.spans_per_document.tolist() == [3, 1]
+    tokenizer = load_tokenizer(store.tokenizer_folder)
+    texts = [tokenizer.decode(store.span(0, i).ids) for i in range(3)]
+    assert texts[0].startswith("cats the cat sing.")
+    assert " ".join(texts) == tokenizer.decode(tokenizer("Cats " + LONG, add_special_tokens=False)["input_ids"])
+    assert all(len(store.span(0, i).ids) <= 14 for i in range(3))
+    assert store.manifest["facts"]["documents_with_two_spans"] == 1
+
+
+def test_word_starts_follow_the_tokenizers_words(tmp_path: Path, tiny_bert: Path) -> None:
+    store = build(tmp_path, tiny_bert, [{"_id": "a", "text": "cats bird-sing treatment"}])
+    span = store.span_at(0)
+    tokens = load_tokenizer(tiny_bert).convert_ids_to_tokens(span.ids)
+    assert tokens == ["cat", "##s", "bird", "-", "sing", "treat", "##ment"]
+    assert span.word_starts.tolist() == [True, False, True, True, True, True, False]
+
+
+def test_given_spans_are_kept_and_cut_at_the_limit(tmp_path: Path, tiny_bert: Path) -> None:
+    store = build(tmp_path, tiny_bert, [{"spans": ["the cat", "", LONG]}, {"spans": []}])
+    assert store.spans_per_document.tolist() == [2]
+    assert [len(store.span(0, i).ids) for i in range(2)] == [2, 14]
+    assert store.manifest["facts"]["spans_cut"] == 1
+    assert store.manifest["facts"]["empty_documents"] == 1
+
+
+def test_random_access_equals_reading_in_order(tmp_path: Path, tiny_bert: Path) -> None:
+    records = [{"_id": str(i), "text": " ".join(["cat"] * (5 * i + 1))} for i in range(9)]
+    store = build(tmp_path, tiny_bert, records, batch_size=2)
+    in_order = [store.span(d, i).ids for d in range(len(store)) for i in range(store.spans_per_document[d])]
+    assert store.span_count == len(in_order)
+    for position, ids in enumerate(in_order):
+        assert np.array_equal(store.span_at(position).ids, ids)
+    counts = store.unigram_counts(200)
+    assert counts.sum() == sum(len(ids) for ids in in_order)
+    assert np.array_equal(counts, np.bincount(np.concatenate(in_order), minlength=200))
+
+
+def test_batch_size_does_not_change_the_store(tmp_path: Path, tiny_bert: Path) -> None:
+    records = [{"_id": str(i), "text": LONG[: 20 * i + 5]} for i in range(5)]
+    (tmp_path / "x").mkdir()
+    stores = [build(tmp_path, tiny_bert, records), build(tmp_path / "x", tiny_bert, records, batch_size=2)]
+    for position in range(stores[0].span_count):
+        assert np.array_equal(stores[0].span_at(position).ids, stores[1].span_at(position).ids)
+
+
+def test_plain_text_and_gzip_hold_one_document_a_line(tmp_path: Path, tiny_bert: Path) -> None:
+    file = tmp_path / "docs.txt.gz"
+    with gzip.open(file, "wt") as stream:
+        stream.write("the cat\n\nthe dog runs\n")
+    options = SpansOptions(input=[str(file)], tokenizer=str(tiny_bert), output=str(tmp_path / "store"))
+    assert TokenStore(build_spans(options)).spans_per_document.tolist() == [1, 1]
+
+
+def test_a_vocabulary_can_be_trained_on_the_input(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "docs.jsonl", [{"_id": str(i), "text": LONG} for i in range(20)])
+    store = TokenStore(build_spans(SpansOptions(input=[file], train_tokenizer=60, output=str(tmp_path / "store"))))
+    tokenizer = load_tokenizer(store.tokenizer_folder)
+    assert len(tokenizer) == 60
+    assert tokenizer.decode(tokenizer("The CAT")["input_ids"]) == "[CLS] the cat [SEP]"
+    assert tokenizer.decode(store.span(0, 0).ids).startswith("the cat sing.")
+
+
+def test_running_again_is_up_to_date_and_other_options_are_refused(
+    tmp_path: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_jsonl(tmp_path / "docs.jsonl", [{"_id": "a", "text": LONG}])
+    options = SpansOptions(input=[file], tokenizer=str(tiny_bert), output=str(tmp_path / "store"))
+    before = (build_spans(options) / "manifest.json").read_bytes()
+    build_spans(options)
+    assert "up to date" in capsys.readouterr().err
+    with pytest.raises(UserError, match="max_length: 128 -> 64"):
+        build_spans(dataclasses.replace(options, max_length=64))
+    assert (tmp_path / "store" / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"_id": "a", "text": "x"}\n{"_id": "b", "text": \n', r"docs\.jsonl:2: not valid JSON"),
+        ('{"_id": "a", "body": "x"}\n', r"docs\.jsonl:1: record has neither text nor spans \(found: _id, body\)"),
+        ('{"_id": 1.5, "text": "x"}\n', r"docs\.jsonl:1: id is 1\.5"),
+        ('{"spans": "x"}\n', r"docs\.jsonl:1: spans is str, expected a list of texts"),
+        ('["x"]\n', r"docs\.jsonl:1: expected a JSON object, found an array"),
+        ("", r"docs\.jsonl: file holds no document"),
+        ('{"_id": "a", "text": " "}\n', "no text in the input"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(tmp_path: Path, tiny_bert: Path, lines: str, message: str) -> None:
+    file = tmp_path / "docs.jsonl"
+    file.write_text(lines)
+    with pytest.raises(UserError, match=message):
+        build_spans(SpansOptions(input=[str(file)], tokenizer=str(tiny_bert), output=str(tmp_path / "store")))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["docs.jsonl"]
+
+
+def test_options_that_contradict_are_refused(tmp_path: Path, tiny_bert: Path) -> None:
+    file = write_jsonl(tmp_path / "docs.jsonl", [{"_id": "a", "text": LONG}])
+    base = {"input": [file], "output": str(tmp_path / "store")}
+    for tokenizers in ({}, {"tokenizer": str(tiny_bert), "train_tokenizer": 80}):
+        with pytest.raises(UserError, match="exactly one of --tokenizer and --train_tokenizer"):
+            build_spans(SpansOptions(**base, **tokenizers))
+    with pytest.raises(UserError, match="--max_length 2 leaves no room for text beside 2 special tokens"):
+        build_spans(SpansOptions(**base, tokenizer=str(tiny_bert), max_length=2))
+
+
+def test_lists_of_chunks_cover_a_store_of_many_batches(tmp_path: Path, tiny_bert: Path) -> None:
+    records = [{"_id": str(i), "text": "the cat"} for i in range(7)]
+    store = build(tmp_path, tiny_bert, records, batch_size=3)
+    ids = list(itertools.chain.from_iterable(store.span_at(i).ids.tolist() for i in range(7)))
+    assert len(ids) == 14

@@ -1,0 +1,284 @@
+"""Pretraining from text to a folder: every objective, resume after kill -9, several processes, bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForMaskedLM
+
+from condenser.corpus.spans import build_spans
+from condenser.errors import UserError
+from condenser.options import PretrainOptions, SpansOptions
+from condenser.pretrain import pretrain
+
+SENTENCES = ["the cat sing to the bird", "a king of war and peace", "fever is a symptom", "water runs in the river"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> str:
+    folder = tmp_path_factory.mktemp("pretrain")
+    file = folder / "docs.jsonl"
+    records = [{"_id": str(i), "text": f"{SENTENCES[i % 4]} {i}. {SENTENCES[(i + 1) % 4]}. " * 2} for i in range(24)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    options = SpansOptions(
+        input=[str(file)], tokenizer=str(tiny_bert), max_length=20, min_tokens=3, output=str(folder / "spans")
+    )
+    return str(build_spans(options))
+
+
+def options_for(store: str, output: Path, tiny_bert: Path, **others: object) -> PretrainOptions:
+    settings = {"max_steps": 6, "batch_size": 4, "init": str(tiny_bert), "log_every": 1, "device": "cpu"} | others
+    return PretrainOptions(data=store, output=str(output), **settings)
+
+
+def log_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("objective", "parts"),
+    [
+        ("mlm", {"late_mlm"}),
+        ("condenser", {"late_mlm", "head_mlm"}),
+        ("cocondenser", {"late_mlm", "head_mlm", "contrastive"}),
+    ],
+)
+def test_each_objective_learns_and_logs_its_parts(
+    store: str, tiny_bert: Path, tmp_path: Path, objective: str, parts: set[str]
+) -> None:
+    options = options_for(store, tmp_path / "out", tiny_bert, objective=objective, max_steps=60, learning_rate=3e-3)
+    folder = pretrain(options)
+    log = log_of(folder)
+    assert [line["step"] for line in log] == list(range(1, 61))
+    assert all(line["loss"] == pytest.approx(sum(line[part] for part in parts)) for line in log)
+    mean = [sum(line["loss"] for line in part) / 15 for part in (log[:15], log[-15:])]
+    assert mean[1] < 0.9 * mean[0]
+    assert (folder / "condenser.json").exists() == (objective != "mlm")
+    _, report = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    AutoModel.from_pretrained(folder, add_pooling_layer=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_cocondenser_goes_on_from_the_condenser_head(store: str, tiny_bert: Path, tmp_path: Path) -> None:
+    first = pretrain(options_for(store, tmp_path / "a", tiny_bert, skip_from=0, head_layers=1, late_mlm=False))
+    second = pretrain(
+        options_for(store, tmp_path / "b", first, objective="cocondenser", max_steps=1, learning_rate=0.0)
+    )
+    settings = json.loads((second / "condenser.json").read_text())
+    assert settings == {"skip_from": 0, "head_layers": 1, "late_mlm": False}
+    before, after = (load_file(folder / "condenser_head.safetensors") for folder in (first, second))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    with pytest.raises(UserError, match="head has skip_from 0, asked for 1"):
+        pretrain(options_for(store, tmp_path / "c", first, skip_from=1))
+
+
+def test_equal_commands_give_equal_bytes(store: str, tiny_bert: Path, tmp_path: Path) -> None:
+    folders = [pretrain(options_for(store, tmp_path / name, tiny_bert, workers=w)) for name, w in (("a", 0), ("b", 2))]
+    files = [sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()) for folder in folders]
+    assert files[0] == files[1]
+    for name in files[0]:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
+
+
+def run_command(options: PretrainOptions) -> subprocess.Popen[bytes]:
+    words = []
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value is not None:
+            words += [f"--{field.name}", str(value)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "retrieval.cli", "pretrain", *words], env=environment, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_bytes(store: str, tiny_bert: Path, tmp_path: Path) -> None:
+    straight = options_for(store, tmp_path / "straight", tiny_bert, max_steps=30, save_every=4, objective="cocondenser")
+    process = run_command(straight)
+    assert process.wait() == 0
+    killed = dataclasses.replace(straight, output=str(tmp_path / "killed"))
+    kills = 0
+    for wanted in (4, 12, 24):
+        process = run_command(killed)
+        checkpoint = tmp_path / "killed.partial" / "checkpoints" / f"step-{wanted:08d}"
+        while process.poll() is None and not checkpoint.exists():
+            time.sleep(0.005)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert kills >= 2
+    process = run_command(killed)
+    _, said = process.communicate()
+    assert process.returncode == 0 and b"going on after step" in said
+    for name in ("model.safetensors", "condenser_head.safetensors", "log.jsonl", "manifest.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_the_same_command_goes_on(store: str, tiny_bert: Path, tmp_path: Path) -> None:
+    options = options_for(store, tmp_path / "out", tiny_bert, max_steps=4000, save_every=100_000)
+    process = run_command(options)
+    log = tmp_path / "out.partial" / "log.jsonl"
+    while process.poll() is None and not (log.exists() and log.stat().st_size):
+        time.sleep(0.01)
+    process.terminate()
+    _, said = process.communicate()
+    assert process.returncode == 143
+    assert b"the same command goes on from there" in said
+    assert len(list((tmp_path / "out.partial" / "checkpoints").glob("step-*"))) == 1
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    store: str, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_for(store, tmp_path / "out", tiny_bert, save_every=2)
+    straight = pretrain(dataclasses.replace(options, output=str(tmp_path / "straight")))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("condenser.pretrain._finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(options)
+    newest = tmp_path / "out.partial" / "checkpoints" / "step-00000006" / "model.safetensors"
+    damaged = bytearray(newest.read_bytes())
+    damaged[-1] ^= 1
+    newest.write_bytes(damaged)
+    folder = pretrain(options)
+    said = capsys.readouterr().err
+    assert "checkpoint passed over" in said and "sha256" in said and "going on after step 4 of 6" in said
+    for name in ("model.safetensors", "log.jsonl"):
+        assert (folder / name).read_bytes() == (straight / name).read_bytes()
+
+
+def test_other_options_on_resume_are_refused_with_the_difference(
+    store: str, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_for(store, tmp_path / "out", tiny_bert, save_every=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("condenser.pretrain._finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(options)
+    with pytest.raises(UserError, match=r"learning_rate: 0\.0001 -> 0\.001"):
+        pretrain(dataclasses.replace(options, learning_rate=1e-3))
+
+
+def test_three_steps_without_a_finite_gradient_stop(
+    store: str, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = options_for(store, tmp_path / "out", tiny_bert, learning_rate=1e30, warmup_ratio=0.0, max_grad_norm=1e30)
+    with pytest.raises(FloatingPointError, match="3 steps in a row without a finite gradient"):
+        pretrain(options)
+    assert "the step is not applied" in capsys.readouterr().err
+
+
+def test_accumulated_micro_batches_weigh_every_masked_token_the_same(
+    store: str, tiny_bert: Path, tmp_path: Path
+) -> None:
+    """Case B26: the mean over all masked tokens of the step, not a mean of means."""
+    one, two = (
+        pretrain(options_for(store, tmp_path / str(n), quiet(tiny_bert, tmp_path, n), gradient_accumulation=n))
+        for n in (1, 2)
+    )
+    for first, second in zip(log_of(one), log_of(two), strict=True):
+        assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)
+        assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-4)
+
+
+def quiet(tiny_bert: Path, tmp_path: Path, number: int) -> Path:
+    """Copy the model with dropout off."""
+    from transformers import AutoTokenizer
+
+    model = AutoModelForMaskedLM.from_pretrained(tiny_bert)
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = 0.0
+    folder = tmp_path / f"quiet-{number}"
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(store: str, tiny_bert: Path, tmp_path: Path) -> None:
+    """Cases B21, B22: the same loss and gradient norm, masks and order as one process with the whole batch."""
+    init = quiet(tiny_bert, tmp_path, 0)
+    base = options_for(store, tmp_path / "one", init, objective="cocondenser", max_steps=4)
+    one = pretrain(base)
+    words = []
+    for field in dataclasses.fields(base):
+        value = getattr(base, field.name)
+        if value is not None and field.name != "output":
+            words += [f"--{field.name}", str(value)]
+    subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517",
+            "-m", "retrieval.cli", "pretrain", *words, "--output", str(tmp_path / "two"),
+        ],
+        check=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    for first, second in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
+        for key in first:
+            assert first[key] == pytest.approx(second[key], rel=1e-4), key
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, tmp_path / "two"))
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"init": None}, "exactly one of --init and --model_size"),
+        ({"model_size": "tiny"}, "exactly one of --init and --model_size"),
+        ({"batch_size": 5000}, r"holds \d+ spans, one step needs 5,000"),
+        ({"batch_size": 3, "gradient_accumulation": 2}, "cannot be shared out over 1 processes x 2 micro-batches"),
+        ({"max_length": 65}, "spans of 65 tokens do not fit the model's 64 positions"),
+        ({"max_length": 2}, "leaves no room for text"),
+        ({"mixed_precision": "fp16"}, "--mixed_precision fp16 needs a GPU"),
+        ({"init": "/no/such/folder"}, "/no/such/folder: no such folder; expected model weights"),
+        ({"objective": "cocondenser", "batch_size": 25}, "documents with two spans, one step needs 25"),
+    ],
+)
+def test_bad_options_are_one_line(
+    store: str, tiny_bert: Path, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        pretrain(options_for(store, tmp_path / "out", tiny_bert, **change))
+    assert not (tmp_path / "out").exists()
+
+
+def test_random_weights_of_a_named_size(store: str, tmp_path: Path) -> None:
+    folder = pretrain(
+        PretrainOptions(
+            data=store, model_size="tiny", objective="mlm", max_steps=1, batch_size=2, output=str(tmp_path / "out")
+        )
+    )
+    config = AutoModel.from_pretrained(folder, add_pooling_layer=False).config
+    assert (config.num_hidden_layers, config.hidden_size) == (2, 128)
+
+
+def test_weights_without_a_masked_lm_head_start_one(
+    store: str, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    bare = tmp_path / "bare"
+    AutoModel.from_pretrained(tiny_bert, add_pooling_layer=False).save_pretrained(bare)
+    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(bare)
+    options = options_for(store, tmp_path / "out", bare, objective="mlm", max_steps=2, learning_rate=0.01)
+    folder = pretrain(dataclasses.replace(options, head_warmup_steps=2))
+    assert "no masked-LM head in these weights; a new one is started" in capsys.readouterr().err
+    before, after = load_file(bare / "model.safetensors"), load_file(folder / "model.safetensors")
+    moved = {name for name in before if not torch.equal(before[name], after[f"bert.{name}"])}
+    assert moved == set(), "the encoder stands still while the head warms up"
+    bias = after["cls.predictions.bias"]
+    assert bias.argmax() != bias.argmin() and bias.max() > -4 > bias.min(), "log unigram frequencies"

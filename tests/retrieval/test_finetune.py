@@ -1,0 +1,232 @@
+"""Fine-tuning: examples, duplicates, resume, best checkpoint, and folders that open elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel
+
+from condenser.errors import UserError
+from retrieval.collections import open_collection
+from retrieval.encoder import Encoder
+from retrieval.examples import PairBatches, collect_passages, read_examples
+from retrieval.finetune import BiEncoder, dev_pool, finetune, pool_mrr
+from retrieval.options import FinetuneOptions
+
+TOPICS = ["cat", "dog", "bird", "river", "bank", "king", "queen", "fever", "heart", "blood", "cell", "water"]
+
+
+def write_lines(path: Path, records: list[dict]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("collection")
+    (folder / "qrels").mkdir()
+    (folder / "negatives").mkdir()
+    passages = [
+        {"_id": f"p{i}", "title": topic, "text": f"the {topic} is in the city"} for i, topic in enumerate(TOPICS)
+    ]
+    passages += [{"_id": f"x{i}", "title": "", "text": f"old {topic} and new"} for i, topic in enumerate(TOPICS)]
+    write_lines(folder / "corpus.jsonl", passages)
+    queries = [{"_id": f"q{i}", "text": f"where is the {topic}?"} for i, topic in enumerate(TOPICS)]
+    write_lines(
+        folder / "queries.jsonl", [*queries, {"_id": "d0", "text": "what cat"}, {"_id": "d1", "text": "what dog"}]
+    )
+    train = [f"q{i}\tp{i}\t1" for i in range(12)] + ["q0\tx0\t1", "q1\tx1\t0"]
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(train) + "\n")
+    (folder / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nd0\tp0\t1\nd1\tp1\t1\n")
+    negatives = [{"query_id": "q0", "negatives": ["p1", "x0", "p2"]}, {"query_id": "q1", "negatives": ["x1"]}]
+    write_lines(folder / "negatives" / "train.jsonl", negatives)
+    return folder
+
+
+def options_for(collection: Path, output: Path, tiny_bert: Path, **others: object) -> FinetuneOptions:
+    settings = {"max_steps": 8, "batch_size": 4, "log_every": 1, "device": "cpu", "passage_max_length": 24} | others
+    return FinetuneOptions(encoder=str(tiny_bert), collection=str(collection), output=str(output), **settings)
+
+
+def test_examples_join_positives_and_negatives(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    examples = read_examples(open_collection(collection), "train", with_negatives=True)
+    assert examples[0].positives == ("p0", "x0")
+    assert examples[0].negatives == ("p1", "p2")
+    assert examples[1].positives == ("p1",)
+    assert "1 hard negatives are judged positives of their query" in capsys.readouterr().err
+
+
+def test_missing_passages_are_named(collection: Path) -> None:
+    with pytest.raises(UserError, match="2 judged or given passages are not in the corpus, such as 'a', 'b'"):
+        collect_passages(open_collection(collection), ["p1", "b", "a"])
+
+
+def batches_of(collection: Path, tiny_bert: Path, **others: int) -> PairBatches:
+    opened = open_collection(collection)
+    examples = read_examples(opened, "train", with_negatives=True)
+    passages = collect_passages(opened, [p for e in examples for p in (*e.positives, *e.negatives)])
+    settings = {"batch_size": 4, "negatives": 0, "seed": 1} | others
+    return PairBatches(examples, passages, Encoder.load(tiny_bert), **settings)
+
+
+def test_each_query_comes_once_an_epoch_with_a_positive(collection: Path, tiny_bert: Path) -> None:
+    batches = batches_of(collection, tiny_bert)
+    epoch = [batches(step)[0] for step in range(3)]
+    seen = [tuple(query) for batch in epoch for query in batch.queries]
+    assert len(set(seen)) == 12
+    for batch in epoch:
+        for target, positives in zip(batch.targets, batch.positives, strict=True):
+            assert batch.passage_rows[target] in positives
+    again = batches_of(collection, tiny_bert)
+    assert again(2)[0].queries == epoch[2].queries
+    assert {tuple(q) for s in range(3, 6) for q in batches(s)[0].queries} == set(seen)
+    assert [batches(s)[0].queries for s in range(3, 6)] != [batch.queries for batch in epoch]
+
+
+def test_processes_share_a_step_out(collection: Path, tiny_bert: Path) -> None:
+    whole = batches_of(collection, tiny_bert)(1)[0]
+    halves = [batches_of(collection, tiny_bert, rank=rank, world=2)(1)[0] for rank in (0, 1)]
+    assert halves[0].queries + halves[1].queries == whole.queries
+
+
+def test_fewer_negatives_than_asked_are_all_taken(collection: Path, tiny_bert: Path) -> None:
+    batch = batches_of(collection, tiny_bert, negatives=5, batch_size=12)(0)[0]
+    assert len(batch.passages) == 12 + 2 + 1
+
+
+def test_towers_equal_each_text_alone(collection: Path, tiny_bert: Path) -> None:
+    encoder = Encoder.load(tiny_bert)
+    texts = encoder.tokenize(["the cat", "a very old bird runs to the river bank", "dog"], "query")
+    queries, passages = BiEncoder(encoder)(texts[:1], texts[1:])
+    for row, ids in zip(torch.cat([queries, passages]), texts, strict=True):
+        torch.testing.assert_close(row, encoder(*encoder.pad([ids]))[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def trained(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("trained") / "encoder"
+    options = options_for(
+        collection,
+        output,
+        tiny_bert,
+        max_steps=60,
+        learning_rate=2e-3,
+        pooling="mean",
+        normalize=True,
+        temperature=0.1,
+        eval_every=20,
+    )
+    return finetune(options)
+
+
+def test_training_learns_and_keeps_the_best_dev_weights(collection: Path, tiny_bert: Path, trained: Path) -> None:
+    log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in log if "loss" in line]
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    scores = [line["dev_pool_mrr@10"] for line in log if "dev_pool_mrr@10" in line]
+    assert len(scores) == 3
+    opened = open_collection(collection)
+    dev = read_examples(opened, "dev", with_negatives=False)
+    encoder = Encoder.load(trained)
+    assert pool_mrr(encoder, dev, dev_pool(opened, dev, 1000, 42)) == pytest.approx(max(scores))
+    assert not (trained / "best").exists()
+
+
+def test_the_folder_opens_in_automodel_and_sentence_transformers(trained: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    encoder = Encoder.load(trained)
+    texts = ["where is the cat?", "what king"]
+    ours = encoder.encode_queries(texts)
+    np.testing.assert_allclose(SentenceTransformer(str(trained)).encode_query(texts), ours, atol=1e-5)
+    _, report = AutoModel.from_pretrained(trained, add_pooling_layer=False, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert "sentence_transformers" in (trained / "README.md").read_text()
+
+
+def test_evaluation_does_not_change_training(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    """Case B31: the losses are those of a run without evaluation."""
+    losses = []
+    for name, split in (("with", "dev"), ("without", "none")):
+        options = options_for(collection, tmp_path / name, tiny_bert, eval_every=2, dev_split=split)
+        log = [json.loads(line) for line in (finetune(options) / "log.jsonl").read_text().splitlines()]
+        losses.append([line["loss"] for line in log if "loss" in line])
+    assert losses[0] == losses[1]
+
+
+def test_a_stopped_run_goes_on_to_the_same_bytes(
+    collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_for(collection, tmp_path / "out", tiny_bert, save_every=3, eval_every=2, negatives=1)
+    straight = finetune(dataclasses.replace(options, output=str(tmp_path / "straight")))
+
+    evaluations = 0
+
+    def stop_at_the_third(*arguments: object) -> float:
+        nonlocal evaluations
+        evaluations += 1
+        if evaluations == 3:
+            raise KeyboardInterrupt
+        return pool_mrr(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("retrieval.finetune.pool_mrr", stop_at_the_third)
+        with pytest.raises(KeyboardInterrupt):
+            finetune(options)
+    assert not (tmp_path / "out").exists()
+    folder = finetune(options)
+    for name in ("model.safetensors", "log.jsonl", "manifest.json"):
+        assert (folder / name).read_bytes() == (straight / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    """Negatives are shared over processes: loss and gradient norm are those of the whole batch."""
+    model = AutoModel.from_pretrained(tiny_bert, add_pooling_layer=False)
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = 0.0
+    init = tmp_path / "init"
+    Encoder(model, Encoder.load(tiny_bert).tokenizer, Encoder.load(tiny_bert).config).save(init, "")
+    options = options_for(collection, tmp_path / "one", init, max_steps=3, negatives=1, dev_split="none")
+    one = finetune(options)
+    words = []
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value is not None and field.name != "output":
+            words += [f"--{field.name}", str(value).lower() if isinstance(value, bool) else str(value)]
+    subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29531",
+            "-m", "retrieval.cli", "finetune", *words, "--output", str(tmp_path / "two"),
+        ],
+        check=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    logs = [(folder / "log.jsonl").read_text().splitlines() for folder in (one, tmp_path / "two")]
+    for first, second in zip(*logs, strict=True):
+        a, b = json.loads(first), json.loads(second)
+        assert all(a[key] == pytest.approx(b[key], rel=1e-4) for key in a)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 13}, "12 training queries, one step needs 13"),
+        ({"split": "trian"}, "no judgements for split 'trian' .*did you mean train"),
+        ({"passage_max_length": 65}, "passage_max_length is 65, the model has positions for 64"),
+        ({"encoder": "/no/such/encoder"}, "/no/such/encoder: no such folder"),
+        ({"collection": "medqaud"}, "did you mean medquad"),
+        ({"mixed_precision": "fp16"}, "--mixed_precision fp16 needs a GPU"),
+    ],
+)
+def test_bad_options_are_one_line(
+    collection: Path, tiny_bert: Path, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        finetune(dataclasses.replace(options_for(collection, tmp_path / "out", tiny_bert), **change))
+    assert not (tmp_path / "out").exists()
