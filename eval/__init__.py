@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["RunArrays", "evaluate", "load_qrels", "load_run", "write_run"]
+__all__ = ["RunArrays", "compare", "evaluate", "load_qrels", "load_run", "write_run"]
 
-_HOMES = {"evaluate": "eval.evaluation"}
+_HOMES = {"evaluate": "eval.evaluation", "compare": "eval.compare"}
 
 
 def __getattr__(name: str) -> Any:

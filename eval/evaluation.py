@@ -48,9 +48,9 @@ class Evaluation:
         return self.means[parse_metric(metric).name]
 
     def __str__(self) -> str:
-        from eval.report import evaluation_text
+        from eval.report import evaluation_report
 
-        return evaluation_text(self)
+        return evaluation_report(self).render()
 
     def to_dataframe(self) -> Any:
         """Return the per-query values as a pandas DataFrame: one row per query, one column per metric."""
@@ -68,6 +68,7 @@ def evaluate(
     ignore_self: bool = False,
     duplicates: Duplicates = "refuse",
     corpus: Collection[str] | None = None,
+    name: str = "the run",
 ) -> Evaluation:
     """Measure a run.
 
@@ -79,6 +80,7 @@ def evaluate(
         ignore_self: leave out the hit whose id is the query's own id (ArguAna, Quora).
         duplicates: a passage twice in one ranking: ``refuse``, or keep its ``best`` score.
         corpus: ids of all passages; judged passages outside it are counted.
+        name: how warnings call the run.
 
     Raises:
         UserError: as `eval.ranks.judged_ranks`, `eval.metrics.parse_metric` and the readers do.
@@ -94,7 +96,7 @@ def evaluate(
     per_query = {metric.name: measure(metric, ranks, relevance_level=relevance_level) for metric in wanted}
     judged = {passage_id for grades in qrels.values() for passage_id in grades}
     absent = None if corpus is None else sorted(judged - set(corpus))
-    _warn(ranks.counts, ranks.missing, absent, len(judged))
+    _warn(ranks.counts, ranks.missing, absent, len(judged), name)
     return Evaluation(
         means={name: float(values.mean()) for name, values in per_query.items()},
         query_ids=ranks.query_ids,
@@ -105,13 +107,24 @@ def evaluate(
     )
 
 
-def _warn(counts: Counts, missing: list[str], absent: list[str] | None, judged_passages: int) -> None:
+def mean_intervals(
+    result: Evaluation, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 42
+) -> dict[str, tuple[float, float]]:
+    """Return a bootstrap interval of each metric's mean, the queries drawn anew with replacement."""
+    from eval.significance import bootstrap_intervals
+
+    columns = np.stack(list(result.per_query.values()), axis=1)
+    ends = bootstrap_intervals(columns, resamples=resamples, confidence=confidence, seed=seed).tolist()
+    return {name: (low, high) for name, (low, high) in zip(result.per_query, ends, strict=True)}
+
+
+def _warn(counts: Counts, missing: list[str], absent: list[str] | None, judged_passages: int, name: str) -> None:
     if missing:
         count = f"{len(missing):,} judged " + ("query is" if len(missing) == 1 else "queries are")
-        warn(f"{count} not in the run and counted as 0: {sample(missing)}")
+        warn(f"{count} not in {name} and counted as 0: {sample(missing)}")
     if counts.both < _EXPECTED_SHARE * counts.judged:
         warn(
-            f"only {counts.both:,} of {counts.judged:,} judged queries are in the run (below {_EXPECTED_SHARE:.0%}): "
+            f"only {counts.both:,} of {counts.judged:,} judged queries are in {name} (below {_EXPECTED_SHARE:.0%}): "
             "are these the judgements for this run?"
         )
     if absent:

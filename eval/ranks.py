@@ -118,6 +118,11 @@ def judged_ranks(
     )
 
 
+def best_first(hits: Mapping[str, float]) -> list[str]:
+    """Return passage ids in the one order."""
+    return sorted(hits, key=lambda passage_id: (np.float32(hits[passage_id]), passage_id), reverse=True)
+
+
 class _Placed(NamedTuple):
     """One query: the rank of each judged passage, in the judgements' order, and the number of hits."""
 

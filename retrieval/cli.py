@@ -46,6 +46,12 @@ VERBS: dict[str, Verb] = {
     "index": Verb("vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index:build_index"),
     "search": Verb("queries to a run", "retrieval.options:SearchOptions", "retrieval.search:search"),
     "evaluate": Verb("a run to MRR, nDCG, recall", "eval.options:EvaluateOptions", "retrieval.evaluate:evaluate"),
+    "compare": Verb(
+        "runs against a base run, with tests",
+        "eval.options:CompareOptions",
+        "retrieval.evaluate:compare",
+        positional=("base", "runs"),
+    ),
     "quickstart": Verb(
         "the whole chain on embedded data", "retrieval.options:QuickstartOptions", "retrieval.quickstart:quickstart"
     ),
