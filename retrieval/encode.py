@@ -11,9 +11,9 @@ from typing import Any
 from condenser.artifacts import Workspace, fingerprint, result_config
 from condenser.errors import UserError
 from condenser.files import existing_file
+from condenser.hub import local_folder
 from condenser.talk import Meter, say
 from retrieval.collections import open_collection
-from retrieval.encoder_files import local_folder
 from retrieval.options import EncodeOptions
 from retrieval.readers import read_passages, read_queries
 from retrieval.records import Passage, Query

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,15 +14,14 @@ from torch import Tensor
 from condenser.artifacts import fingerprint
 from condenser.errors import UserError
 from condenser.files import atomic_write
-from retrieval.encoder_files import EncoderConfig, check_folder, local_folder, read_config, write_config
+from condenser.hub import local_folder, position_limit, quiet_transformers
+from retrieval.encoder_files import EncoderConfig, check_folder, read_config, write_config
 from retrieval.records import Passage
 
 __all__ = ["Encoder", "EncoderConfig", "batches_by_length", "resolve_device"]
 
 Kind = Literal["query", "passage"]
 
-# The families whose positions start behind the pad token's id instead of at 0.
-_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
 _BATCH_TOKENS = 2048
 
 
@@ -71,7 +68,7 @@ class Encoder(torch.nn.Module):
         folder = local_folder(name)
         check_folder(folder)
         model, tokenizer = _load_transformer(folder)
-        config = read_config(folder, longest=_position_limit(model.config)).changed(overrides)
+        config = read_config(folder, longest=position_limit(model.config)).changed(overrides)
         return cls(model, tokenizer, config, source=folder).eval().to(place)
 
     @property
@@ -224,7 +221,7 @@ class Encoder(torch.nn.Module):
             card: the model card, in Markdown, for README.md.
         """
         folder = Path(folder)
-        with _quiet_transformers():
+        with quiet_transformers():
             self.model.save_pretrained(folder)
             self._reset_tokenizer()
             self.tokenizer.save_pretrained(folder)
@@ -248,7 +245,7 @@ class Encoder(torch.nn.Module):
                 "tokenizer and weights are of different models",
             )
         special = self.tokenizer.num_special_tokens_to_add()
-        longest = _position_limit(self.model.config)
+        longest = position_limit(self.model.config)
         for name in ("query_max_length", "passage_max_length"):
             length = getattr(self.config, name)
             if length <= special:
@@ -295,7 +292,7 @@ def _load_transformer(folder: Path) -> tuple[Any, Any]:
         "trust_remote_code": False,
         "output_loading_info": True,
     }
-    with _quiet_transformers():
+    with quiet_transformers():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             try:
@@ -310,7 +307,8 @@ def _load_transformer(folder: Path) -> tuple[Any, Any]:
                 f"weights are damaged ({error})", folder / "model.safetensors", "copy or make them anew"
             ) from None
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise UserError(f"cannot be loaded: {error}", folder) from None
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"cannot be loaded: {reason}", folder) from None
     missing = sorted(info["missing_keys"])
     if missing:
         raise UserError(
@@ -321,28 +319,3 @@ def _load_transformer(folder: Path) -> tuple[Any, Any]:
     if not tokenizer.is_fast:
         raise UserError("tokenizer has no fast version (tokenizer.json)", folder)
     return model, tokenizer
-
-
-def _position_limit(model_config: Any) -> int:
-    """Return how many tokens a model has positions for."""
-    positions = int(getattr(model_config, "max_position_embeddings", None) or 1_000_000)
-    if model_config.model_type in _OFFSET_POSITIONS:
-        positions -= int(model_config.pad_token_id or 0) + 1
-    return positions
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Silence transformers' loading bars and its table of keys: what matters there is checked and said in our words."""
-    from transformers.utils import logging as transformers_logging
-
-    level = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

@@ -1,4 +1,4 @@
-"""Where an encoder's folder is and what it says of itself: our ``encoder.json``, and sentence-transformers' files."""
+"""What an encoder's folder says of itself: our ``encoder.json``, and sentence-transformers' files, read and written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from condenser.artifacts import MANIFEST, load_manifest
-from condenser.errors import UserError, nearest
+from condenser.errors import UserError
 from condenser.files import read_json, write_json
 from condenser.talk import say
 
@@ -69,47 +69,6 @@ class EncoderConfig:
     def changed(self, overrides: Mapping[str, Any]) -> EncoderConfig:
         """Return a copy with the values of ``overrides`` that are not None."""
         return replace(self, **{name: value for name, value in overrides.items() if value is not None})
-
-
-def local_folder(name: str | Path) -> Path:
-    """Return the folder of a model that is named by path or by hub name.
-
-    The hub is asked only for what looks like a hub name (``name`` or ``owner/name``), the local cache first.
-
-    Raises:
-        UserError: no such folder; a name that is neither in the cache nor to be had from the hub.
-    """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise UserError("is a file, expected a model folder", path)
-    text = str(name)
-    inside_a_folder = "/" in text and path.parent.is_dir()
-    if text.startswith((".", "~")) or path.is_absolute() or text.count("/") > 1 or inside_a_folder:
-        raise UserError("no such folder, expected a model folder", path, _near_folder(path))
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
-    try:
-        return Path(snapshot_download(text, allow_patterns=wanted, local_files_only=True))
-    except HFValidationError:
-        raise UserError("no such folder, and not a hub name either", path) from None
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        return Path(snapshot_download(text, allow_patterns=wanted))
-    except Exception as error:  # whatever the network does, the user learns one thing: it is not here
-        reason = str(error).split("\n")[0]
-        raise UserError("no such folder, and not to be had from the model hub", path, reason) from None
-
-
-def _near_folder(path: Path) -> str | None:
-    if not path.parent.is_dir():
-        return None
-    close = nearest(path.name, [entry.name for entry in path.parent.iterdir() if entry.is_dir()])
-    return f"did you mean {path.parent / close}?" if close else None
 
 
 def check_folder(folder: Path) -> None:

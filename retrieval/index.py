@@ -33,19 +33,11 @@ _POINTS_PER_CENTROID = 256  # FAISS itself samples down to this many per cluster
 
 
 def load_faiss() -> Any:
-    """Import FAISS, set to use BLAS for the inner products of every batch of queries.
-
-    From release 1.15.1 on FAISS leaves BLAS when queries x dimension is below 128,000, which is up to
-    twelve times slower on few threads.
-
-    Raises:
-        UserError: FAISS is not installed.
-    """
+    """Import FAISS; raise UserError when it is not installed."""
     try:
         import faiss
     except ImportError:
         raise UserError("FAISS is not installed", hint="pip install 'condenser-ir[cpu]', or [gpu]") from None
-    faiss.cvar.distance_compute_blas_threshold = 1
     return faiss
 
 
@@ -197,6 +189,9 @@ class Index:
         if self._vectors is None:
             found: tuple[np.ndarray, np.ndarray] = self._faiss_index.search(vectors, count)
             return found
+        # Release 1.15.1 multiplies without BLAS as long as queries x dimension is below 128,000, which is up to
+        # twelve times slower; only for one or two queries is it the faster way.
+        faiss.cvar.distance_compute_blas_threshold = 3 * self.dimension
         found = faiss.knn(vectors, self._vectors, count, metric=faiss.METRIC_INNER_PRODUCT)
         return found
 

@@ -10,10 +10,10 @@ from typing import Any
 from condenser.artifacts import fingerprint, load_manifest
 from condenser.errors import UserError
 from condenser.files import existing_file, write_json
+from condenser.hub import local_folder
 from condenser.talk import Meter, say
 from eval.runs import write_run
 from retrieval.collections import open_collection
-from retrieval.encoder_files import local_folder
 from retrieval.index import Index
 from retrieval.options import SearchOptions
 from retrieval.readers import read_queries

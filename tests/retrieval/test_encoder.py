@@ -14,7 +14,6 @@ from transformers import AutoModel, AutoTokenizer
 
 from condenser.errors import UserError
 from retrieval.encoder import Encoder, EncoderConfig, batches_by_length
-from retrieval.encoder_files import local_folder
 from retrieval.records import Passage
 
 TEXTS = [" ".join(["river bank money water"] * count) for count in (12, 1, 8, 1, 3)] + ["heart", ""]
@@ -274,26 +273,3 @@ def test_tokenizer_of_another_model_is_refused(tiny: Encoder) -> None:
     small = AutoModel.from_config(type(tiny.model.config)(**tiny.model.config.to_dict() | {"vocab_size": 20}))
     with pytest.raises(UserError, match=r"tokenizer has \d+ entries, the embedding table 20 rows"):
         Encoder(small, tiny.tokenizer, tiny.config)
-
-
-@pytest.mark.parametrize(
-    "name", ["nowhere/at/all", "./nowhere", "/nowhere", "tests/nowhere", "nowhere", "no such name"]
-)
-def test_a_missing_folder_is_no_network_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    def refuse(*address: object) -> None:
-        raise AssertionError("asked the network")
-
-    monkeypatch.chdir(Path(__file__).parents[2])
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    with pytest.raises(UserError, match="no such folder"):
-        local_folder(name)
-
-
-def test_a_near_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "encoder").mkdir()
-    with pytest.raises(UserError, match=r"did you mean .*encoder"):
-        local_folder(tmp_path / "encodr")

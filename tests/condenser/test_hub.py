@@ -1,0 +1,33 @@
+"""Finding a model by path or name: what looks like a path is never asked of the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from condenser.errors import UserError
+from condenser.hub import local_folder
+
+
+@pytest.mark.parametrize(
+    "name", ["nowhere/at/all", "./nowhere", "/nowhere", "tests/nowhere", "nowhere", "no such name"]
+)
+def test_a_missing_folder_is_no_network_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def refuse(*address: object) -> None:
+        raise AssertionError("asked the network")
+
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    with pytest.raises(UserError, match="no such folder"):
+        local_folder(name)
+
+
+def test_a_near_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "encoder").mkdir()
+    with pytest.raises(UserError, match=r"did you mean .*encoder"):
+        local_folder(tmp_path / "encodr")
