@@ -57,7 +57,8 @@ def set_up(extras: list[str]) -> Path:
     """
     if sys.version_info < OLDEST_PYTHON:
         found = ".".join(map(str, sys.version_info[:3]))
-        raise SetupError(f"Python 3.11 or newer is needed, this is {found} ({sys.executable}); run a newer python3")
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        raise SetupError(f"Python {oldest} or newer is needed, this is {found} ({sys.executable}); run a newer python3")
     folder = Path(os.environ.get("CONDENSER_VENV") or ROOT / ".venv").absolute()
     stamp = folder / "condenser-setup.json"
     fingerprint = _fingerprint()

@@ -142,7 +142,7 @@ def loaded_after(code: str, folder: Path) -> set[str]:
     script = f"import sys\n{code}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, cwd=folder
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=folder
     )
     return set(done.stdout.splitlines()[-1].split())
 
