@@ -105,20 +105,20 @@ def read_lines(
         UserError: missing file, bytes that are not ``encoding``, a NUL byte, a line over 64 MiB, or
             compressed data that ends early; each with ``file:line``. The last is never passed over.
     """
-    number = 0
+    place, number = str(path), 0
     with open_bytes(path) as stream:
         while True:
-            raw = _next_line(stream, f"{path}", number)
+            raw = _next_line(stream, place, number)
             if not raw:
                 return
             number += 1
-            where = f"{path}:{number}"
+            where = f"{place}:{number}"
             if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
                 on_bad(
                     UserError(f"line is longer than {MAX_LINE_BYTES:,} bytes", where, "one record per line is expected")
                 )
                 while raw and not raw.endswith(b"\n"):
-                    raw = _next_line(stream, f"{path}", number)
+                    raw = _next_line(stream, place, number)
                 continue
             if number == 1 and raw.startswith(_BOM):
                 raw = raw[len(_BOM) :]
@@ -140,13 +140,13 @@ def read_lines(
             yield number, text
 
 
-def _next_line(stream: BinaryIO, path: str, number: int) -> bytes:
+def _next_line(stream: BinaryIO, place: str, number: int) -> bytes:
     try:
         return stream.readline(MAX_LINE_BYTES + 1)
     except (EOFError, OSError, zlib.error, _zstd_error()) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise UserError(f"compressed data is damaged or ends early after line {number:,} ({error})", path) from None
+        raise UserError(f"compressed data is damaged or ends early after line {number:,} ({error})", place) from None
 
 
 def _zstd_error() -> type[Exception]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import importlib
+import io
 import os
 import sys
 import types
@@ -65,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options (one line), 130 Ctrl-C, 141 nobody reads the output any more, 143 stopped by SIGTERM after saving.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # the same bytes under any locale
     try:
         return _run(words)
     except UserError as error:

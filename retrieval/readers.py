@@ -58,7 +58,7 @@ def _read(
     kind: str,
     skip_bad: bool,
 ) -> Iterator[Record]:
-    parse = _line_parser(Path(path), layouts)
+    parse, place = _line_parser(Path(path), layouts), str(path)
     first_lines: dict[str, int] = {}
     skipped: list[UserError] = []
 
@@ -70,7 +70,7 @@ def _read(
     for number, line in read_lines(path, on_bad=on_bad):
         if not line or line.isspace():
             continue
-        where = f"{path}:{number}"
+        where = f"{place}:{number}"
         try:
             fields = parse(line, where)
             if fields is None:

@@ -178,3 +178,17 @@ def test_status_of_the_process(tmp_path: Path) -> None:
         unheard.stdout.close()
         assert unheard.stderr.read() == b""
     assert unheard.returncode == 141
+
+
+def test_output_is_utf8_under_any_locale(tmp_path: Path) -> None:
+    """Case B9."""
+    code = (
+        "import retrieval.collections as c, retrieval.cli as cli; c.list_collections = lambda options: 'na\\u00efve'; "
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code} raise SystemExit(cli.main(['data']))"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0"},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "naïve\n".encode())
