@@ -22,7 +22,8 @@ __all__ = ["Encoder", "EncoderConfig", "batches_by_length", "resolve_device"]
 
 Kind = Literal["query", "passage"]
 
-_BATCH_TOKENS = 2048
+# On a CPU the states of more tokens no longer fit its cache; a GPU needs many to have all its parts at work.
+_BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 
 
 class Encoder(torch.nn.Module):
@@ -187,25 +188,27 @@ class Encoder(torch.nn.Module):
         self,
         token_ids: Sequence[Sequence[int]],
         *,
-        batch_tokens: int = _BATCH_TOKENS,
+        batch_tokens: int | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> np.ndarray:
         """Encode texts of like length together, without dropout or gradients.
 
         Args:
             token_ids: as `tokenize` gives them.
-            batch_tokens: most tokens in a batch, padding included; a longer text is a batch of its own.
+            batch_tokens: most tokens in a batch, padding included; a longer text is a batch of its own. None
+                takes what suits the device.
             on_batch: called after each batch with the number of texts in it.
 
         Returns:
             (n, dimension) float32, row i for text i.
         """
+        budget = batch_tokens or _BATCH_TOKENS.get(self.device.type, _BATCH_TOKENS["cpu"])
         vectors = np.empty((len(token_ids), self.dimension), dtype=np.float32)
         was_training = self.training
         self.eval()
         try:
             with torch.inference_mode():
-                for rows in batches_by_length([len(ids) for ids in token_ids], batch_tokens):
+                for rows in batches_by_length([len(ids) for ids in token_ids], budget):
                     vectors[rows] = self(*self.pad([token_ids[row] for row in rows])).float().cpu().numpy()
                     if on_batch:
                         on_batch(len(rows))

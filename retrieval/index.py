@@ -179,7 +179,7 @@ class Index:
                     best, exact = self._rank(vectors[query], candidates[kept], row_scores[kept], k)
                     rows[query, : len(best)], scores[query, : len(best)] = best, exact
                     all_seen = fetch == len(self.ids) or not kept.all()
-                    if not all_seen and row_scores[-1] + self._rounding(vectors[query]) >= exact[-1]:
+                    if not all_seen and float(row_scores[-1]) + self._rounding(vectors[query]) >= float(exact[-1]):
                         again.append(query)
             open_queries, fetch = again, 4 * fetch
 

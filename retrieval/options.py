@@ -78,7 +78,9 @@ class EncodeOptions:
     kind: Literal["passage", "query"] = option("passage", "which prompt, template and length limit apply")
     output: str = output("folder to write")
     max_length: int | None = option(None, "longest text in tokens; default: as the encoder says")
-    batch_tokens: int = option(2048, "tokens per batch; texts of like length go together", shapes_result=False)
+    batch_tokens: int | None = option(
+        None, "tokens per batch, padding included; default: 1024 on a CPU, 16384 on a GPU", shapes_result=False
+    )
     shard_size: int = option(5000, "texts per shard")
     device: Device = option("auto", "where to compute", shapes_result=False)
     skip_bad: bool = option(False, "pass over lines that cannot be read, and count them")
