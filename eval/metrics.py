@@ -16,6 +16,8 @@ import numpy as np
 from condenser.errors import UserError, nearest
 from eval.ranks import JudgedRanks
 
+_HIGHEST_EXPONENT = 1000
+
 
 class Metric(NamedTuple):
     """A measure and its cut; ``k`` is None where the whole ranking counts."""
@@ -84,6 +86,8 @@ def _ndcg(view: _View, k: int | None) -> np.ndarray:
 
 
 def _ndcg_exponential(view: _View, k: int | None) -> np.ndarray:
+    if view.grade.max(initial=0) > _HIGHEST_EXPONENT:
+        raise UserError(f"grade {view.grade.max()} is too high for nDCG_exp, whose gain is 2 to the power of the grade")
     return _dcg_ratio(view, k, np.exp2(np.maximum(view.grade, 0)) - 1)
 
 
@@ -98,7 +102,7 @@ def _dcg_ratio(view: _View, k: int | None, gain: np.ndarray) -> np.ndarray:
     ideal = np.bincount(
         query[counted], weights=gain[order][counted] / np.log2(ideal_rank[counted] + 1), minlength=len(view.depth)
     )
-    return np.divide(dcg, ideal, out=np.zeros_like(dcg), where=ideal > 0)
+    return np.divide(dcg, ideal, out=np.zeros(len(view.depth)), where=ideal > 0)
 
 
 _FORMULAS: dict[str, Callable[[_View, int | None], np.ndarray]] = {

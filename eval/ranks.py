@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from condenser.errors import UserError, sample
-from eval.runs import Duplicates, RunArrays, load_run, read_rankings
+from eval.runs import MAX_GRADE, Duplicates, RunArrays, load_run, read_rankings
 
 Id = TypeVar("Id", str, bytes)  # UTF-8 bytes and Python's strings sort alike: by code point
 Grades = Mapping[str, Mapping[str, int]]
@@ -136,13 +136,14 @@ _Placements = tuple[dict[str, _Placed], set[str]]
 def _place_dicts(qrels: Grades, run: Mapping[str, Mapping[str, float]], ignore_self: bool) -> _Placements:
     placed = {}
     for query_id, hits in run.items():
-        for name in (query_id, next(iter(hits), "")):
-            if not isinstance(name, str):
-                raise UserError(f"id {name!r} in the run is {type(name).__name__}, expected str")
+        if not all(issubclass(kind, str) for kind in {type(query_id), *map(type, hits)}):
+            odd = next(name for name in (query_id, *hits) if not isinstance(name, str))
+            raise UserError(f"id {odd!r} in the run is {type(odd).__name__}, expected str")
         if query_id not in qrels:
             continue
         try:
-            scores = np.fromiter(hits.values(), np.float32, len(hits))
+            with np.errstate(over="ignore"):  # beyond float32 is infinite, as in trec_eval
+                scores = np.fromiter(hits.values(), np.float32, len(hits))
         except (TypeError, ValueError):
             raise UserError(f"a score of query {query_id!r} in the run is not a number") from None
         if np.isnan(scores).any():
@@ -234,6 +235,8 @@ def _ranks_in_arrays(
     places: np.ndarray, targets: np.ndarray, rows: np.ndarray, scores: np.ndarray, passage_ids: Sequence[str]
 ) -> list[int]:
     """Return the rank (0: not there) of passage row ``targets[i]`` in the ranking ``places[i]``."""
+    if not rows.shape[1]:
+        return [0] * len(places)
     candidates = rows[places]
     is_target = candidates == targets[:, None]
     at = is_target.argmax(axis=1)
@@ -263,5 +266,5 @@ def _check_qrels(qrels: Grades) -> None:
                 raise UserError(
                     f"passage id {passage_id!r} in the judgements is {type(passage_id).__name__}, expected str"
                 )
-            if grade != int(grade):
-                raise UserError(f"grade {grade} of query {query_id!r}, passage {passage_id!r} is not a whole number")
+            if grade != int(grade) or abs(grade) >= MAX_GRADE:
+                raise UserError(f"grade {grade} of query {query_id!r}, passage {passage_id!r}: expected a whole number")

@@ -16,11 +16,13 @@ import numpy as np
 import orjson
 
 from condenser.errors import UserError
-from condenser.files import atomic_write, identifier, open_bytes, read_lines
+from condenser.files import MAX_LINE_BYTES, atomic_write, identifier, open_bytes, read_lines
 
 Qrels = dict[str, dict[str, int]]
 Run = dict[str, dict[str, float]]
 Duplicates = Literal["refuse", "best"]
+
+MAX_GRADE = 2**31
 
 # A first line made of these words alone names the columns; "q1 0 d1 0.7" is a judgement, and a wrong one.
 _HEADER_WORDS = set(
@@ -28,6 +30,7 @@ _HEADER_WORDS = set(
     "passage-id passage_id pid score relevance rel label grade".split()
 )
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
+_TEXT_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
 _BLOCK_BYTES = 1 << 16  # tokens of one block stay in the processor's cache: twice as fast as blocks of 4 MB
 _NEWLINE, _BLANK = 10, 32
 
@@ -46,7 +49,8 @@ class RunArrays(NamedTuple):
     def as_run(self) -> Run:
         """Return the same run as nested dicts; of a passage that stands twice, the better score is kept."""
         run: Run = {}
-        for query_id, rows, scores in zip(self.query_ids, self.rows.tolist(), self.scores.tolist(), strict=True):
+        rows_of, scores_of = np.asarray(self.rows).tolist(), np.asarray(self.scores).tolist()
+        for query_id, rows, scores in zip(self.query_ids, rows_of, scores_of, strict=True):
             hits = run.setdefault(query_id, {})
             for row, score in zip(rows, scores, strict=True):
                 if row >= 0:
@@ -84,11 +88,15 @@ def load_qrels(path: str | Path) -> Qrels:
             continue
         if not width:
             by_tab = "\t" in line
-        cells = [cell.strip() for cell in line.split("\t")] if by_tab else line.split()
+        cells = line.split("\t") if by_tab else line.split()
         if not width:
             width = len(cells)
             if width not in (2, 3, 4):
-                raise UserError(f"{width} columns, expected query, (0,) passage, grade", f"{path}:{number}")
+                raise UserError(
+                    f"{width} columns, expected 2 to 4: query, (0,) passage, (grade)",
+                    f"{path}:{number}",
+                    "a TREC run has 6: are --qrels and --run swapped?" if width == 6 else None,
+                )
             if all(cell.lower() in _HEADER_WORDS for cell in cells):
                 continue
         if len(cells) != width or "" in cells:
@@ -97,7 +105,7 @@ def load_qrels(path: str | Path) -> Qrels:
         grade = 1 if width == 2 else _grade(cells[-1], f"{path}:{number}")
         known = qrels.setdefault(query_id, {}).setdefault(passage_id, grade)
         if known != grade:
-            first = _first_line_with(path, query_id, passage_id)
+            first = _lines_with(path, query_id, passage_id)[0]
             raise UserError(
                 f"query {query_id!r} and passage {passage_id!r} are judged {grade}, but {known} on line {first}",
                 f"{path}:{number}",
@@ -119,15 +127,19 @@ def _load_json_qrels(path: str | Path) -> Qrels:
 def _grade(text: str, where: str) -> int:
     if not _WHOLE_NUMBER.fullmatch(text):
         raise UserError(f"grade {text!r} is not a whole number", where, "scale the grades to whole numbers")
+    if abs(int(text)) >= MAX_GRADE:
+        raise UserError(f"grade {text} is out of range", where)
     return int(text)
 
 
-def _first_line_with(path: str | Path, *words: str) -> int:
-    """Return the number of the first line that has all ``words`` among its cells."""
-    for number, line in read_lines(path):
-        if all(word in line.split() or word in line.split("\t") for word in words):
-            return number
-    return 0
+def _lines_with(path: str | Path, query_id: str, passage_id: str) -> list[int]:
+    """Return the numbers of the lines on which the query and the passage stand."""
+    return [
+        number
+        for number, line in read_lines(path)
+        for cells in ((line.split("\t") if "\t" in line else line.split()),)
+        if cells[:1] == [query_id] and passage_id in cells[1:3]
+    ]
 
 
 def load_run(path: str | Path, *, duplicates: Duplicates = "refuse", only: Collection[str] | None = None) -> Run:
@@ -143,8 +155,8 @@ def load_run(path: str | Path, *, duplicates: Duplicates = "refuse", only: Colle
         only: keep these queries alone.
 
     Raises:
-        UserError: a line that does not fit, a score that is not a number, a passage twice in
-                one ranking; with ``file:line``.
+        UserError: a line that does not fit, a score that is not a number, a passage twice in one
+            ranking; with ``file:line``.
     """
     run: Run = {}
     for ranking in read_rankings(path, duplicates=duplicates):
@@ -190,11 +202,7 @@ def _keep_best(ranking: Ranking) -> Ranking:
 
 def _duplicate(path: str | Path, query_id: str, passage_id: str) -> UserError:
     what = f"passage {passage_id!r} stands more than once in the ranking of query {query_id!r}"
-    lines = [
-        number
-        for number, line in read_lines(path)
-        if {query_id, passage_id} <= set(line.split()) | set(line.split("\t"))
-    ]
+    lines = _lines_with(path, query_id, passage_id)
     where = f"{path}:{lines[1]}" if len(lines) > 1 else str(path)
     if len(lines) > 1:
         what += f", first on line {lines[0]}"
@@ -208,31 +216,65 @@ def _text_pieces(path: str | Path) -> Iterator[Piece]:
     """Yield (query id, passage ids, scores) for lines that stand together, block by block."""
     layout: _Layout | None = None
     first_line = 1
+    for block in _blocks(path):
+        if layout is None:
+            layout = _Layout.of(block, path)
+        query_ids, ids, scores, lines = layout.columns(block, first_line)
+        first_line += lines
+        start = 0
+        for query_id, group in groupby(query_ids):
+            end = start + len(list(group))
+            yield query_id, ids[start:end], scores[start:end]
+            start = end
+
+
+def _blocks(path: str | Path) -> Iterator[bytes]:
+    """Yield the file in blocks of whole lines, each ended by a newline alone; a byte order mark is left out."""
     with open_bytes(path) as stream:
-        for block in _blocks(stream, path):
-            if layout is None:
-                block = block.removeprefix(b"\xef\xbb\xbf")
-                layout = _Layout.of(block, path)
-            query_ids, ids, scores, lines = layout.columns(block, first_line)
-            first_line += lines
-            start = 0
-            for query_id, group in groupby(query_ids):
-                end = start + len(list(group))
-                yield query_id, ids[start:end], scores[start:end]
-                start = end
-
-
-def _blocks(stream: BinaryIO, path: str | Path) -> Iterator[bytes]:
-    try:
-        while block := stream.read(_BLOCK_BYTES):
-            block += stream.readline()
+        is_first = True
+        while block := _read(stream, path, _BLOCK_BYTES):
+            block += _read_line(stream, path)
+            if is_first:
+                block, is_first = block.removeprefix(b"\xef\xbb\xbf"), False
             if not block.endswith(b"\n"):
                 block += b"\n"
             yield block.replace(b"\r\n", b"\n") if b"\r" in block else block
-    except (EOFError, OSError, ValueError):
-        for _ in read_lines(path):  # says what is wrong with the compressed data, and where
-            pass
+
+
+def _read(stream: BinaryIO, path: str | Path, size: int) -> bytes:
+    try:
+        return stream.read(size)
+    except Exception:
+        _say_what_is_wrong(path)
         raise
+
+
+def _read_line(stream: BinaryIO, path: str | Path) -> bytes:
+    try:
+        line = stream.readline(MAX_LINE_BYTES + 1)
+    except Exception:
+        _say_what_is_wrong(path)
+        raise
+    if len(line) > MAX_LINE_BYTES:
+        _say_what_is_wrong(path)
+    return line
+
+
+def _say_what_is_wrong(path: str | Path) -> None:
+    """Raise the UserError that names the damage in a file, and where it is."""
+    for _ in read_lines(path):
+        pass
+
+
+def first_byte(path: str | Path) -> bytes:
+    """Return the first byte of a file, unpacked; empty when it has none."""
+    with open_bytes(path) as stream:
+        return _read(stream, path, 1)
+
+
+def _is_json(path: str | Path) -> bool:
+    suffix = Path(str(path).removesuffix(".gz").removesuffix(".zst")).suffix
+    return suffix == ".json" or (suffix not in _TEXT_SUFFIXES and first_byte(path) == b"{")
 
 
 class _Layout:
@@ -258,8 +300,9 @@ class _Layout:
         width = len(tabs) if by_tab else len(blanks)
         if width not in (2, 3, 6):
             raise UserError(
-                f"{width} columns, expected 6 (query Q0 passage rank score tag) or 3 (query passage rank)",
+                f"{width} columns, expected 6 (query Q0 passage rank score tag), or 3 or 2 (query passage rank)",
                 f"{path}:{number}",
+                "judgements have 4: are --qrels and --run swapped?" if width == 4 else None,
             )
         third = (tabs if by_tab else blanks)[2] if width == 3 else b""
         return cls(path, width, by_tab, has_scores=width == 6 or b"." in third)
@@ -280,12 +323,17 @@ class _Layout:
             if raw.strip()
         ]
         query_ids, ids = [line[0] for line in lines], [line[1] for line in lines]
-        return query_ids, ids, np.array([line[2] for line in lines], np.float32), count
+        return query_ids, ids, _as_float32(np.array([line[2] for line in lines], np.float64)), count
 
     def _is_regular(self, block: bytes, codes: np.ndarray, lines: int, tokens: int) -> bool:
         """Tell whether each line is ``width`` non-empty cells, each ended by exactly one blank, tab or newline."""
         ends = np.flatnonzero(codes <= _BLANK)
-        if tokens != len(ends) or tokens != lines * self.width or (self.by_tab and b" " in block):
+        if (
+            not _is_text(block)
+            or tokens != len(ends)
+            or tokens != lines * self.width
+            or (self.by_tab and b" " in block)
+        ):
             return False
         # As many newlines as lines, and one after each last cell: so none elsewhere.
         return bool((codes[ends[self.width - 1 :: self.width]] == _NEWLINE).all())
@@ -298,7 +346,7 @@ class _Layout:
             return None
         if np.isnan(values).any():
             return None
-        return (values if self.has_scores else -values).astype(np.float32)
+        return _as_float32(values if self.has_scores else -values)
 
     def _line(self, raw: bytes, where: str) -> tuple[bytes, bytes, float]:
         if b"\0" in raw:
@@ -306,7 +354,7 @@ class _Layout:
         cells = raw.split(b"\t") if self.by_tab else raw.split()
         if len(cells) != self.width or b"" in cells:
             shown = [cell.decode(errors="replace") for cell in cells]
-            raise UserError(f"{len(cells)} columns {shown}, expected {self.width}", where)
+            raise UserError(f"found columns {shown}, expected {self.width} as on the first line", where)
         query_id, passage_id = cells[0], cells[self.passage_column]
         for name in (query_id, passage_id):
             try:
@@ -332,14 +380,24 @@ class _Layout:
         return value
 
 
-def _is_json(path: str | Path) -> bool:
-    with open_bytes(path) as stream:
-        return stream.read(1) == b"{"
+def _is_text(block: bytes) -> bool:
+    if block.isascii():
+        return True
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _as_float32(scores: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, as in trec_eval
+        return scores.astype(np.float32)
 
 
 def _read_nested(path: str | Path) -> dict[str, dict[str, Any]]:
     with open_bytes(path) as stream:
-        text = stream.read()
+        text = _read(stream, path, -1)
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -355,7 +413,11 @@ def _json_pieces(path: str | Path) -> Iterator[Piece]:
         for passage_id, score in hits.items():
             if isinstance(score, bool) or not isinstance(score, (int, float)):
                 raise UserError(f"score of passage {passage_id!r} is {score!r}, expected a number", where)
-        yield query_id.encode(), [name.encode() for name in hits], np.array(list(hits.values()), np.float32)
+        yield (
+            query_id.encode(),
+            [name.encode() for name in hits],
+            _as_float32(np.array(list(hits.values()), np.float64)),
+        )
 
 
 def write_run(
@@ -378,7 +440,7 @@ def write_run(
     if suffix == ".json":
         _write_json_run(path, rows)
         return
-    if suffix not in (".trec", ".run", ".txt", ".tsv"):
+    if suffix not in _TEXT_SUFFIXES:
         raise UserError(f"cannot tell the format from {suffix or 'no suffix'!r}", path, "expected .trec, .tsv or .json")
     trec = suffix != ".tsv"
     with atomic_write(path) as stream:
