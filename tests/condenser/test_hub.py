@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from condenser.errors import UserError
-from condenser.hub import local_folder
+from condenser.hub import local_folder, position_limit
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,10 @@ def test_a_near_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
     with pytest.raises(UserError, match=r"did you mean .*encoder"):
         local_folder(tmp_path / "encodr")
+
+
+def test_positions_that_start_behind_the_pad_token_are_fewer() -> None:
+    from transformers import BertConfig, RobertaConfig
+
+    assert position_limit(BertConfig(max_position_embeddings=512)) == 512
+    assert position_limit(RobertaConfig(max_position_embeddings=514, pad_token_id=1)) == 512

@@ -192,6 +192,19 @@ def test_batches_hold_every_row_once_within_the_budget() -> None:
     assert all(len(rows) * max(lengths[row] for row in rows) <= 100 for rows in batches[1:])
 
 
+def test_a_family_without_a_pooler_loads(tiny: Encoder, tmp_path: Path) -> None:
+    from transformers import ElectraConfig, ElectraModel
+
+    sizes = {"hidden_size": 16, "embedding_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ElectraModel(ElectraConfig(vocab_size=len(tiny.tokenizer), intermediate_size=16, **sizes)).eval()
+    model.save_pretrained(tmp_path)
+    tiny.tokenizer.save_pretrained(tmp_path)
+    encoder = Encoder.load(tmp_path)
+    inputs = AutoTokenizer.from_pretrained(tmp_path)("river bank", return_tensors="pt")
+    expected = model(**inputs).last_hidden_state[0, 0].detach().numpy()
+    np.testing.assert_allclose(encoder.encode_queries(["river bank"])[0], expected, atol=1e-6)
+
+
 def remove(name: str) -> object:
     return lambda folder: (folder / name).unlink()
 

@@ -85,6 +85,17 @@ def test_k_above_the_collection_gives_every_passage_once(cases: Path, capsys: py
     assert capsys.readouterr().err == "k lowered from 10 to the 5 passages there are\n"
 
 
+def test_the_score_is_the_inner_product_and_cosine_is_asked_for_by_normalising(cases: Path) -> None:
+    """Case B47."""
+    case = json.loads((cases / "47" / "vectors.json").read_text())
+    right = json.loads((cases / "47" / "expected.json").read_text())
+    matrix, query = np.array(case["vectors"], "f4"), np.array([case["query"]], "f4")
+    assert Index(case["ids"], matrix).search(query, 2)[0] == [tuple(hit) for hit in right["inner_product"]]
+    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    hits = Index(case["ids"], matrix).search(query, 2)[0]
+    assert [(hit.passage_id, round(hit.score, 6)) for hit in hits] == [tuple(hit) for hit in right["cosine"]]
+
+
 def test_few_lists_visited_give_fewer_hits_and_no_minus_one(tmp_path: Path, make_vectors: MakeVectors) -> None:
     """Case B44 with IVF and nprobe 1."""
     matrix = np.repeat(np.eye(4, dtype="f4"), 5, axis=0) + RNG.normal(size=(20, 4)).astype("f4") / 100
