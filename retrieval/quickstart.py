@@ -18,9 +18,8 @@ from condenser.errors import UserError
 from condenser.files import read_json, write_json
 from condenser.options import PretrainOptions, SpansOptions
 from condenser.talk import clock, say
-from eval.options import EvaluateOptions
 from retrieval.cli import VERBS, load
-from retrieval.collections import open_collection
+from retrieval.collections import Collection, open_collection
 from retrieval.options import (
     Bm25Options,
     EncodeOptions,
@@ -122,7 +121,7 @@ def quickstart(options: QuickstartOptions) -> Table:
         say(f"[{number}/{len(stages)}] condenser {stage.verb} -> {stage.made}")
         _run(stage)
     say(f"{len(stages)} stages in {clock(time.monotonic() - began)}")
-    rows = [{"name": arm.name, **measure(options.collection, arm.run)} for arm in arms]
+    rows = [{"name": arm.name, **measure(collection, arm.run)} for arm in arms]
     table = Table(
         collection=collection.name,
         start=str(init),
@@ -227,12 +226,12 @@ def _run(stage: Stage) -> None:
     write_json(stamp, wanted)
 
 
-def measure(collection: str, run: Path) -> dict[str, float]:
+def measure(collection: Collection, run: Path) -> dict[str, float]:
     """Return the test figures of a run by metric name."""
-    report = load(VERBS["evaluate"].function)(
-        EvaluateOptions(collection=collection, split="test", run=str(run), metrics=METRICS)
-    )
-    return {name: float(report.means[name]) for name in METRICS}
+    from eval.evaluation import evaluate
+
+    means = evaluate(collection.qrels("test"), run, METRICS).means
+    return {name: float(means[name]) for name in METRICS}
 
 
 def command_line(stage: Stage) -> str:
