@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = ["RunArrays", "compare", "evaluate", "load_qrels", "load_run", "write_run"]
 
-_HOMES = {"evaluate": "eval.evaluation", "compare": "eval.compare"}
+_HOMES = {"evaluate": "eval.evaluation", "compare": "eval.comparison"}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,10 @@ import orjson
 import regex
 
 from condenser.errors import UserError, sample
-from condenser.files import atomic_write_bytes, identifier, open_bytes
+from condenser.files import atomic_write_bytes, identifier
 from condenser.talk import warn
 from eval.ranks import best_first
+from eval.runs import read_json_value
 
 Match = Literal["string", "regex", "kilt"]
 
@@ -132,7 +133,6 @@ class AnswerRecall(NamedTuple):
     accuracy: dict[int, float]
     match: Match
     without_answers: int
-    blank_answers: int
 
 
 def answer_recall(
@@ -156,16 +156,17 @@ def answer_recall(
     first = np.array([flags.index(True) if True in flags else np.inf for flags in hits])
     blank = sum(any(not tokenize(_nfd(answer)) for answer in question.answers) for question in questions)
     if blank and match == "string":
-        warn(f"{blank:,} questions have an answer without letters, digits or signs, which every text contains")
-    shallow = min((len(question.contexts) for question in questions), default=0)
-    if shallow < max(depths):
-        warn(f"some questions have only {shallow} passages: deeper figures count what is there")
+        verb = "question has" if blank == 1 else "questions have"
+        warn(f"{blank:,} {verb} an answer without letters, digits or signs, which every text contains")
+    shallow = sum(len(question.contexts) < max(depths) for question in questions)
+    if shallow:
+        verb = "question has" if shallow == 1 else "questions have"
+        warn(f"{shallow:,} {verb} fewer than {max(depths)} passages: what is there is counted")
     return AnswerRecall(
         hits=hits,
         accuracy={depth: float(np.mean(first < depth)) for depth in depths},
         match=match,
         without_answers=sum(not question.answers for question in questions),
-        blank_answers=blank,
     )
 
 
@@ -208,30 +209,29 @@ def load_dpr(path: str | Path) -> list[Question]:
     Raises:
         UserError: not such an array; the number of the entry is named.
     """
-    with open_bytes(path) as stream:
-        try:
-            entries = orjson.loads(stream.read())
-        except orjson.JSONDecodeError as error:
-            raise UserError(f"not valid JSON ({error.msg})", f"{path}:{error.lineno}") from None
+    entries = read_json_value(path)
     if not isinstance(entries, list):
         raise UserError("expected DPR's array of {question, answers, ctxs}", path)
-    questions = []
-    for number, entry in enumerate(entries, start=1):
-        where = f"{path}: entry {number}"
-        try:
-            contexts = [
-                Context(
-                    identifier(context.get("id", context.get("passage_id", str(place))), where),
-                    context.get("title") or "",
-                    context["text"],
-                    str(context.get("score", "")),
-                )
-                for place, context in enumerate(entry["ctxs"])
-            ]
-            questions.append(Question(entry["question"], tuple(entry["answers"]), contexts))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"expected question, answers and ctxs with text ({error})", where) from None
-    return questions
+    return [_question(entry, f"{path}: entry {number}") for number, entry in enumerate(entries, start=1)]
+
+
+def _question(entry: Any, where: str) -> Question:
+    try:
+        answers, contexts = entry["answers"], [_context(context, where) for context in entry["ctxs"]]
+        question = entry["question"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"expected question, answers and ctxs with text ({error})", where) from None
+    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+        raise UserError(f"answers is {answers!r}, expected a list of strings", where)
+    return Question(question, tuple(answers), contexts)
+
+
+def _context(context: dict[str, Any], where: str) -> Context:
+    text = context["text"]
+    if not isinstance(text, str):
+        raise UserError(f"text is {text!r}, expected a string", where)
+    name = identifier(context.get("id", context.get("passage_id")), where)
+    return Context(name, context.get("title") or "", text, str(context.get("score", "")))
 
 
 def save_dpr(path: str | Path, questions: Sequence[Question], hits: Sequence[Sequence[bool]]) -> None:

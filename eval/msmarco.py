@@ -103,7 +103,7 @@ def _quirks(relevant: dict[int, list[int]], places: dict[int, list[int]], ranks:
         yield f"a passage stands more than once in the ranking of {_queries(twice)}; the script scores it all the same"
     gaps = [query for query, some in ranks.items() if sorted(some) != list(range(1, len(some) + 1))]
     if gaps:
-        yield f"ranks have gaps or repeat for {_queries(gaps)}; a rank's last line wins, an empty place is passage 0"
+        yield f"ranks have gaps or repeat for {_queries(gaps)}; the last line wins, an empty place is passage 0"
     zero = [query for query, passages in relevant.items() if 0 in passages and query in places]
     if zero:
         yield f"passage 0 is relevant to {_queries(zero)}; the script takes it for retrieved wherever a place is empty"

@@ -11,7 +11,7 @@ from condenser.files import dump_json
 
 if TYPE_CHECKING:
     from eval.answers import AnswerRecall
-    from eval.compare import Change, Comparison
+    from eval.comparison import Change, Comparison
     from eval.evaluation import Evaluation
     from eval.msmarco import OfficialScore
     from eval.options import Format

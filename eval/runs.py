@@ -395,13 +395,18 @@ def _as_float32(scores: np.ndarray) -> np.ndarray:
         return scores.astype(np.float32)
 
 
-def _read_nested(path: str | Path) -> dict[str, dict[str, Any]]:
+def read_json_value(path: str | Path) -> Any:
+    """Read one JSON value, unpacked; raise UserError when the file holds something else or is damaged."""
     with open_bytes(path) as stream:
         text = _read(stream, path, -1)
     try:
-        value = orjson.loads(text)
+        return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise UserError(f"not valid JSON ({error.msg})", f"{path}:{error.lineno}") from None
+
+
+def _read_nested(path: str | Path) -> dict[str, dict[str, Any]]:
+    value = read_json_value(path)
     if not isinstance(value, dict) or not all(isinstance(inner, dict) for inner in value.values()):
         raise UserError("expected a JSON object {query id: {passage id: number}}", path)
     return value

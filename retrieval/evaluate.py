@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from condenser.errors import UserError
-from condenser.files import open_bytes
 from condenser.talk import say
 from eval.options import CompareOptions, EvaluateOptions, Format
 from eval.report import Texts, answers_report, comparison_report, evaluation_report, official_report, sts_report
-from eval.runs import Qrels, load_qrels, load_run
+from eval.runs import Qrels, first_byte, load_qrels, load_run
 
 _LEVEL = 0.95
 
@@ -71,7 +70,7 @@ def _evaluate_official(run: str, options: EvaluateOptions) -> str:
 def _evaluate_answers(run: str, options: EvaluateOptions) -> str:
     from eval.answers import answer_recall, load_dpr, save_dpr
 
-    if _starts_with_bracket(run):
+    if first_byte(run) == b"[":
         questions = load_dpr(run)
     elif options.collection is not None:
         questions = _questions(run, options.collection, options)
@@ -124,7 +123,7 @@ def compare(options: CompareOptions) -> str:
     Raises:
         UserError: no judgements named, and what reading, measuring and testing raise.
     """
-    from eval.compare import compare as compare_runs
+    from eval.comparison import compare as compare_runs
 
     names = _names([options.base, *options.runs])
     result = compare_runs(
@@ -183,8 +182,3 @@ def _qrels(path: str | None, collection: str | None, split: str) -> Qrels:
 
 def _form(options: EvaluateOptions | CompareOptions) -> Format:
     return "json" if options.json else options.format
-
-
-def _starts_with_bracket(path: str) -> bool:
-    with open_bytes(path) as stream:
-        return stream.read(1) == b"["

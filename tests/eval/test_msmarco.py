@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from condenser.errors import UserError
+from eval.msmarco import official_mrr
+
+CASES = [
+    "simple_rank1_2_3",
+    "rank10_counts_rank11_not",
+    "two_relevant_first_hit_only",
+    "query_missing_from_run_counts_zero",
+    "run_query_not_in_qrels_ignored",
+    "no_overlap_raises",
+    "duplicate_pid_in_run_still_scored",
+    "duplicate_rank_last_line_wins",
+    "gap_in_ranks_kept",
+    "unsorted_lines_rank_column_rules",
+    "pid_zero_relevant_matches_empty_slot",
+    "pid_zero_relevant_and_ranked",
+    "rank_zero_wraps_to_slot_1000",
+    "rank_1000_ok",
+    "rank_1001_error",
+    "qrels_grade_zero_counts_as_relevant",
+    "qrels_duplicate_line",
+    "space_separated_run_error",
+    "four_column_run_extra_ignored",
+    "score_in_rank_column_error",
+    "blank_line_in_run_error",
+    "string_qid_error",
+    "two_column_qrels_error",
+]
+
+
+def write(folder: Path, qrels: str, run: str) -> tuple[Path, Path]:
+    paths = folder / "qrels.tsv", folder / "run.tsv"
+    for path, text in zip(paths, (qrels, run), strict=True):
+        path.write_text(text)
+    return paths
+
+
+def test_all_golden_cases_are_listed(golden: Path) -> None:
+    assert sorted(json.loads((golden / "msmarco_mrr.json").read_text())["cases"]) == sorted(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_official_script_says_the_same(golden: Path, tmp_path: Path, name: str) -> None:
+    case = json.loads((golden / "msmarco_mrr.json").read_text())["cases"][name]
+    paths = write(tmp_path, case["qrels"], case["run"])
+    if "error" in case:
+        with pytest.raises(UserError) as caught:
+            official_mrr(*paths)
+        assert caught.value.what == case["message"]
+    else:
+        score = official_mrr(*paths)
+        assert {"MRR @10": score.mrr_at_10, "QueriesRanked": score.queries_ranked} == case["result"]
+
+
+@pytest.mark.parametrize(
+    ("qrels", "run", "warnings"),
+    [
+        ("1\t0\t11\t1\n", "1\t5\t1\n1\t11\t2\n", []),
+        (
+            "1\t0\t11\t1\n",
+            "1\t5\t1\n1\t5\t2\n",
+            ["a passage stands more than once in the ranking of 1 query ('1'); the script scores it all the same"],
+        ),
+        (
+            "1\t0\t11\t1\n2\t0\t11\t1\n",
+            "1\t5\t1\n1\t6\t1\n2\t5\t2\n",
+            ["ranks have gaps or repeat for 2 queries ('1', '2'); the last line wins, an empty place is passage 0"],
+        ),
+        (
+            "1\t0\t0\t1\n",
+            "1\t5\t1\n",
+            ["passage 0 is relevant to 1 query ('1'); the script takes it for retrieved wherever a place is empty"],
+        ),
+    ],
+)
+def test_quirks_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], qrels: str, run: str, warnings: list[str]
+) -> None:
+    assert official_mrr(*write(tmp_path, qrels, run)).quirks == warnings
+    assert capsys.readouterr().err == "".join(f"warning: {line}\n" for line in warnings)
+
+
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    qrels, run = write(tmp_path, "1\t0\t11\t1\n", "1\t11\t1\n1\t12\t1001\n")
+    with pytest.raises(UserError) as caught:
+        official_mrr(qrels, run)
+    assert str(caught.value) == f"{run}:2: \"['1', '12', '1001']\" is not valid format (rank 1001 is above 1000)"
