@@ -10,13 +10,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
 
 from condenser.errors import UserError
-from condenser.files import MAX_LINE_BYTES, atomic_write, identifier, open_bytes, read_lines
+from condenser.files import atomic_write, identifier, open_bytes, read_lines
+from eval.run_lines import TEXT_SUFFIXES, Piece, as_float32, explained, text_pieces
 
 Qrels = dict[str, dict[str, int]]
 Run = dict[str, dict[str, float]]
@@ -30,9 +31,6 @@ _HEADER_WORDS = set(
     "passage-id passage_id pid score relevance rel label grade".split()
 )
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
-_TEXT_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
-_BLOCK_BYTES = 1 << 16  # tokens of one block stay in the processor's cache: twice as fast as blocks of 4 MB
-_NEWLINE, _BLANK = 10, 32
 
 
 class RunArrays(NamedTuple):
@@ -178,7 +176,7 @@ def read_rankings(path: str | Path, *, duplicates: Duplicates = "refuse") -> Ite
 
     A query whose lines are not together is yielded once for each place. Arguments and errors as in `load_run`.
     """
-    pieces = _json_pieces(path) if _is_json(path) else _text_pieces(path)
+    pieces = _json_pieces(path) if _is_json(path) else text_pieces(path)
     for query_id, group in groupby(pieces, key=lambda piece: piece[0]):
         ids, scores = [], []
         for _, some_ids, some_scores in group:
@@ -209,196 +207,21 @@ def _duplicate(path: str | Path, query_id: str, passage_id: str) -> UserError:
     return UserError(what, where, "--duplicates best keeps the better score")
 
 
-Piece = tuple[bytes, list[bytes], np.ndarray]
-
-
-def _text_pieces(path: str | Path) -> Iterator[Piece]:
-    """Yield (query id, passage ids, scores) for lines that stand together, block by block."""
-    layout: _Layout | None = None
-    first_line = 1
-    for block in _blocks(path):
-        if layout is None:
-            layout = _Layout.of(block, path)
-        query_ids, ids, scores, lines = layout.columns(block, first_line)
-        first_line += lines
-        start = 0
-        for query_id, group in groupby(query_ids):
-            end = start + len(list(group))
-            yield query_id, ids[start:end], scores[start:end]
-            start = end
-
-
-def _blocks(path: str | Path) -> Iterator[bytes]:
-    """Yield the file in blocks of whole lines, each ended by a newline alone; a byte order mark is left out."""
-    with open_bytes(path) as stream:
-        is_first = True
-        while block := _read(stream, path, _BLOCK_BYTES):
-            block += _read_line(stream, path)
-            if is_first:
-                block, is_first = block.removeprefix(b"\xef\xbb\xbf"), False
-            if not block.endswith(b"\n"):
-                block += b"\n"
-            yield block.replace(b"\r\n", b"\n") if b"\r" in block else block
-
-
-def _read(stream: BinaryIO, path: str | Path, size: int) -> bytes:
-    try:
-        return stream.read(size)
-    except Exception:
-        _say_what_is_wrong(path)
-        raise
-
-
-def _read_line(stream: BinaryIO, path: str | Path) -> bytes:
-    try:
-        line = stream.readline(MAX_LINE_BYTES + 1)
-    except Exception:
-        _say_what_is_wrong(path)
-        raise
-    if len(line) > MAX_LINE_BYTES:
-        _say_what_is_wrong(path)
-    return line
-
-
-def _say_what_is_wrong(path: str | Path) -> None:
-    """Raise the UserError that names the damage in a file, and where it is."""
-    for _ in read_lines(path):
-        pass
-
-
 def first_byte(path: str | Path) -> bytes:
     """Return the first byte of a file, unpacked; empty when it has none."""
-    with open_bytes(path) as stream:
-        return _read(stream, path, 1)
+    with open_bytes(path) as stream, explained(path):
+        return stream.read(1)
 
 
 def _is_json(path: str | Path) -> bool:
     suffix = Path(str(path).removesuffix(".gz").removesuffix(".zst")).suffix
-    return suffix == ".json" or (suffix not in _TEXT_SUFFIXES and first_byte(path) == b"{")
-
-
-class _Layout:
-    """Which column of a line holds what, decided on the first line.
-
-    A block whose every line has exactly the expected columns is taken apart as a whole; any doubt sends
-    the block through `_line`, which finds the fault and names its line, or accepts what is unusual but right.
-    """
-
-    def __init__(self, path: str | Path, width: int, by_tab: bool, has_scores: bool) -> None:
-        self.path, self.width, self.by_tab, self.has_scores = path, width, by_tab, has_scores
-        self.passage_column = 2 if width == 6 else 1
-        self._places: dict[bytes, int] = {}
-
-    @classmethod
-    def of(cls, block: bytes, path: str | Path) -> _Layout:
-        """Look at the first line that is not blank."""
-        number, line = next(
-            ((number, line) for number, line in enumerate(block.split(b"\n"), start=1) if line.strip()), (1, b"")
-        )
-        tabs, blanks = line.strip().split(b"\t"), line.split()
-        by_tab = len(tabs) in (2, 3)
-        width = len(tabs) if by_tab else len(blanks)
-        if width not in (2, 3, 6):
-            raise UserError(
-                f"{width} columns, expected 6 (query Q0 passage rank score tag), or 3 or 2 (query passage rank)",
-                f"{path}:{number}",
-                "judgements have 4: are --qrels and --run swapped?" if width == 4 else None,
-            )
-        third = (tabs if by_tab else blanks)[2] if width == 3 else b""
-        return cls(path, width, by_tab, has_scores=width == 6 or b"." in third)
-
-    def columns(self, block: bytes, first_line: int) -> tuple[list[bytes], list[bytes], np.ndarray, int]:
-        """Return the block's query ids, passage ids and scores (float32), line by line, and the number of lines."""
-        codes = np.frombuffer(block, np.uint8)
-        count = int(np.count_nonzero(codes == _NEWLINE))
-        if self.width > 2:
-            tokens = block.split()
-            if self._is_regular(block, codes, count, len(tokens)):
-                scores = self._scores(tokens[4::6] if self.width == 6 else tokens[2::3])
-                if scores is not None:
-                    return tokens[0 :: self.width], tokens[self.passage_column :: self.width], scores, count
-        lines = [
-            self._line(raw, f"{self.path}:{number}")
-            for number, raw in enumerate(block.split(b"\n")[:-1], start=first_line)
-            if raw.strip()
-        ]
-        query_ids, ids = [line[0] for line in lines], [line[1] for line in lines]
-        return query_ids, ids, _as_float32(np.array([line[2] for line in lines], np.float64)), count
-
-    def _is_regular(self, block: bytes, codes: np.ndarray, lines: int, tokens: int) -> bool:
-        """Tell whether each line is ``width`` non-empty cells, each ended by exactly one blank, tab or newline."""
-        ends = np.flatnonzero(codes <= _BLANK)
-        if (
-            not _is_text(block)
-            or tokens != len(ends)
-            or tokens != lines * self.width
-            or (self.by_tab and b" " in block)
-        ):
-            return False
-        # As many newlines as lines, and one after each last cell: so none elsewhere.
-        return bool((codes[ends[self.width - 1 :: self.width]] == _NEWLINE).all())
-
-    def _scores(self, texts: list[bytes]) -> np.ndarray | None:
-        """Return the scores, or None when one of them is not as it should be."""
-        try:
-            values = np.fromiter(map(float if self.has_scores else int, texts), np.float64, len(texts))
-        except ValueError:
-            return None
-        if np.isnan(values).any():
-            return None
-        return _as_float32(values if self.has_scores else -values)
-
-    def _line(self, raw: bytes, where: str) -> tuple[bytes, bytes, float]:
-        if b"\0" in raw:
-            raise UserError("line contains a NUL byte, expected text", where)
-        cells = raw.split(b"\t") if self.by_tab else raw.split()
-        if len(cells) != self.width or b"" in cells:
-            shown = [cell.decode(errors="replace") for cell in cells]
-            raise UserError(f"found columns {shown}, expected {self.width} as on the first line", where)
-        query_id, passage_id = cells[0], cells[self.passage_column]
-        for name in (query_id, passage_id):
-            try:
-                name.decode()
-            except UnicodeDecodeError:
-                raise UserError(
-                    f"id {name!r} is not UTF-8", where, "convert the file first, for example with iconv"
-                ) from None
-        if self.width == 2:
-            self._places[query_id] = self._places.get(query_id, 0) + 1
-            return query_id, passage_id, -float(self._places[query_id])
-        return query_id, passage_id, self._score(cells[4 if self.width == 6 else 2].decode(errors="replace"), where)
-
-    def _score(self, text: str, where: str) -> float:
-        kind = "score" if self.has_scores else "rank"
-        try:
-            value = float(text) if self.has_scores else -int(text)
-        except ValueError:
-            expected = "a number" if self.has_scores else "a whole number"
-            raise UserError(f"{kind} is {text!r}, expected {expected}", where) from None
-        if value != value:
-            raise UserError(f"{kind} is {text!r}, which has no place in an order", where)
-        return value
-
-
-def _is_text(block: bytes) -> bool:
-    if block.isascii():
-        return True
-    try:
-        block.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _as_float32(scores: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # beyond float32 is infinite, as in trec_eval
-        return scores.astype(np.float32)
+    return suffix == ".json" or (suffix not in TEXT_SUFFIXES and first_byte(path) == b"{")
 
 
 def read_json_value(path: str | Path) -> Any:
     """Read one JSON value, unpacked; raise UserError when the file holds something else or is damaged."""
-    with open_bytes(path) as stream:
-        text = _read(stream, path, -1)
+    with open_bytes(path) as stream, explained(path):
+        text = stream.read()
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -421,7 +244,7 @@ def _json_pieces(path: str | Path) -> Iterator[Piece]:
         yield (
             query_id.encode(),
             [name.encode() for name in hits],
-            _as_float32(np.array(list(hits.values()), np.float64)),
+            as_float32(np.array(list(hits.values()), np.float64)),
         )
 
 
@@ -445,7 +268,7 @@ def write_run(
     if suffix == ".json":
         _write_json_run(path, rows)
         return
-    if suffix not in _TEXT_SUFFIXES:
+    if suffix not in TEXT_SUFFIXES:
         raise UserError(f"cannot tell the format from {suffix or 'no suffix'!r}", path, "expected .trec, .tsv or .json")
     trec = suffix != ".tsv"
     with atomic_write(path) as stream:

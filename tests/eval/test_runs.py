@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condenser.errors import UserError
-from eval import runs
+from eval import run_lines
 from eval.runs import RunArrays, load_qrels, load_run, write_run
 
 
@@ -95,12 +95,13 @@ EXPECTED = {"q1": {"b": 2.5, "a": 1.0}, "q2": {"a": -3.0}}
         ("byte-order-mark", "\ufeffq1 Q0 b 1 2.5 t\nq1 Q0 a 2 1 t\nq2 Q0 a 1 -3 t\n"),
         ("not-together", "q1 Q0 b 1 2.5 t\nq2 Q0 a 1 -3 t\nq1 Q0 a 2 1 t\n"),
         ("scores", "q1\tb\t2.5\nq1\ta\t1\nq2\ta\t-3\n"),
+        ("blank-lines-first", "\n" * 30 + "q1 Q0 b 1 2.5 t\nq1 Q0 a 2 1 t\nq2 Q0 a 1 -3 t\n"),
         ("json", '{"q1": {"b": 2.5, "a": 1}, "q2": {"a": -3.0}}'),
     ],
 )
 @pytest.mark.parametrize("block", [1, 20, 1 << 16])
 def test_layouts_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, block: int) -> None:
-    monkeypatch.setattr(runs, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(run_lines, "_BLOCK_BYTES", block)
     assert load_run(write(tmp_path / name, text)) == EXPECTED
     packed = tmp_path / f"{name}.gz"
     packed.write_bytes(gzip.compress(text.encode()))
@@ -110,7 +111,7 @@ def test_layouts_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: 
 @pytest.mark.parametrize("text", ["q1\tb\t1\nq1\ta\t2\nq 2\ta\t1\n", "q1\tb\nq1\ta\nq 2\ta\n"])
 @pytest.mark.parametrize("block", [1, 1 << 16])
 def test_ms_marco_ranks_become_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, block: int) -> None:
-    monkeypatch.setattr(runs, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(run_lines, "_BLOCK_BYTES", block)
     assert load_run(write(tmp_path / "run.tsv", text)) == {"q1": {"b": -1.0, "a": -2.0}, "q 2": {"a": -1.0}}
 
 
@@ -133,6 +134,7 @@ def test_ms_marco_ranks_become_scores(tmp_path: Path, monkeypatch: pytest.Monkey
         ("q1 Q0 a 1 high t\n", "run:1: score is 'high', expected a number"),
         ("q1 Q0 a 1 2 t\nq1 Q0 b 2 nan t\n", "run:2: score is 'nan', which has no place in an order"),
         ("q1\ta\t1\nq1\tb\t1.5\n", "run:2: rank is '1.5', expected a whole number"),
+        (f"q1\ta\t{10**400}\n", f"run:1: rank is '{10**400}', expected a whole number"),
         ("q1\ta\t1\nq1\t\t2\n", "run:2: found columns ['q1', '', '2'], expected 3 as on the first line"),
         (
             "q1 0 a 1\n",
@@ -156,7 +158,7 @@ def test_ms_marco_ranks_become_scores(tmp_path: Path, monkeypatch: pytest.Monkey
 )
 @pytest.mark.parametrize("block", [1, 1 << 16])
 def test_bad_runs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, line: str, block: int) -> None:
-    monkeypatch.setattr(runs, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(run_lines, "_BLOCK_BYTES", block)
     assert refusal(load_run, write(tmp_path / "run", text)) == f"{tmp_path}/{line}"
 
 
