@@ -43,7 +43,7 @@ def text_pieces(path: str | Path) -> Iterator[Piece]:
         start = 0
         for query_id, group in groupby(query_ids):
             end = start + len(list(group))
-            yield query_id, ids[start:end], scores[start:end]
+            yield query_id[query_id.rfind(b"\n") + 1 :], ids[start:end], scores[start:end]
             start = end
 
 
@@ -85,8 +85,8 @@ class _Layout:
     fault and names its line, or accepts what is unusual but right.
     """
 
-    def __init__(self, path: str | Path, width: int, by_tab: bool, has_scores: bool) -> None:
-        self.path, self.width, self.by_tab, self.has_scores = path, width, by_tab, has_scores
+    def __init__(self, path: str | Path, width: int, separator: bytes, has_scores: bool) -> None:
+        self.path, self.width, self.separator, self.has_scores = path, width, separator, has_scores
         self.passage_column = 2 if width == 6 else 1
         self._places: dict[bytes, int] = {}
 
@@ -106,18 +106,20 @@ class _Layout:
                 "judgements have 4: are --qrels and --run swapped?" if width == 4 else None,
             )
         third = (tabs if by_tab else blanks)[2] if width == 3 else b""
-        return cls(path, width, by_tab, has_scores=width == 6 or b"." in third)
+        return cls(path, width, b"\t" if b"\t" in line else b" ", has_scores=width == 6 or b"." in third)
 
     def columns(self, block: bytes, first_line: int) -> tuple[list[bytes], list[bytes], np.ndarray, int]:
-        """Return the block's query ids, passage ids and scores (float32), line by line, and the number of lines."""
+        """Return the block's query ids, passage ids and scores (float32), line by line, and the number of lines.
+
+        Before a query id there may be other text that ends in a newline.
+        """
         codes = np.frombuffer(block, np.uint8)
         count = int(np.count_nonzero(codes == _NEWLINE))
-        if self.width > 2:
-            tokens = block.split()
-            if self._is_regular(block, codes, count, len(tokens)):
-                scores = self._scores(tokens[4::6] if self.width == 6 else tokens[2::3])
-                if scores is not None:
-                    return tokens[0 :: self.width], tokens[self.passage_column :: self.width], scores, count
+        if self.width > 2 and self._is_regular(block, codes, count):
+            query_ids, ids, texts = self._split(block)
+            scores = self._scores(texts)
+            if scores is not None:
+                return query_ids, ids, scores, count
         lines = [
             self._line(raw, f"{self.path}:{number}")
             for number, raw in enumerate(block.split(b"\n")[:-1], start=first_line)
@@ -126,18 +128,28 @@ class _Layout:
         query_ids, ids = [line[0] for line in lines], [line[1] for line in lines]
         return query_ids, ids, as_float32(np.array([line[2] for line in lines], np.float64)), count
 
-    def _is_regular(self, block: bytes, codes: np.ndarray, lines: int, tokens: int) -> bool:
-        """Tell whether each line is ``width`` non-empty cells, each ended by exactly one blank, tab or newline."""
+    def _is_regular(self, block: bytes, codes: np.ndarray, lines: int) -> bool:
+        """Tell whether each line is ``width`` non-empty cells, parted by one separator and ended by a newline."""
         ends = np.flatnonzero(codes <= _BLANK)
-        if (
-            not _is_text(block)
-            or tokens != len(ends)
-            or tokens != lines * self.width
-            or (self.by_tab and b" " in block)
-        ):
-            return False
-        # As many newlines as lines, and one after each last cell: so none elsewhere.
-        return bool((codes[ends[self.width - 1 :: self.width]] == _NEWLINE).all())
+        separators = np.count_nonzero(codes == self.separator[0])
+        return bool(
+            len(ends) == lines * self.width
+            and separators == lines * (self.width - 1)
+            and (codes[ends[self.width - 1 :: self.width]] == _NEWLINE).all()
+            and ends[0] > 0
+            and (np.diff(ends) > 1).all()
+            and _is_text(block)
+        )
+
+    def _split(self, block: bytes) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Return the query ids, passage ids and scores of a regular block, as they are written."""
+        if self.width == 3:
+            tokens = block.split()
+            return tokens[0::3], tokens[1::3], tokens[2::3]
+        # Split at the separator alone, a line's tag and the next line's query stay one token: a sixth less work.
+        # `text_pieces` takes them apart, once for all lines of a query where these have one tag.
+        tokens = block.split(self.separator)
+        return tokens[0:-1:5], tokens[2::5], tokens[4::5]
 
     def _scores(self, texts: list[bytes]) -> np.ndarray | None:
         """Return the scores, or None when one of them is not as it should be."""
@@ -152,7 +164,7 @@ class _Layout:
     def _line(self, raw: bytes, where: str) -> tuple[bytes, bytes, float]:
         if b"\0" in raw:
             raise UserError("line contains a NUL byte, expected text", where)
-        cells = raw.split(b"\t") if self.by_tab else raw.split()
+        cells = raw.split(b"\t") if self.separator == b"\t" and self.width < 6 else raw.split()
         if len(cells) != self.width or b"" in cells:
             shown = [cell.decode(errors="replace") for cell in cells]
             raise UserError(f"found columns {shown}, expected {self.width} as on the first line", where)
