@@ -69,7 +69,7 @@ def finder(answers: tuple[str, ...], match: Match = "string") -> Callable[[str],
         return lambda text: any(pattern.search(_nfd(text)) is not None for pattern in patterns)
     if match == "kilt":
         normalized = [normalize_answer(answer) for answer in answers]
-        return lambda text: any(answer in normalize_answer(text) for answer in normalized)
+        return lambda text: any(map(normalize_answer(text).__contains__, normalized))
     wanted = [tokenize(_nfd(answer)) for answer in answers]
     return functools.partial(_contains, wanted, [_joined(tokens) for tokens in wanted])
 
@@ -223,6 +223,8 @@ def _question(entry: Any, where: str) -> Question:
         raise UserError(f"expected question, answers and ctxs with text ({error})", where) from None
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
         raise UserError(f"answers is {answers!r}, expected a list of strings", where)
+    if not isinstance(question, str):
+        raise UserError(f"question is {question!r}, expected a string", where)
     return Question(question, tuple(answers), contexts)
 
 

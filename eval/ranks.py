@@ -64,7 +64,7 @@ def judged_ranks(
 
     Args:
         qrels: query id -> passage id -> grade.
-        run: a file, nested dicts, or `RunArrays`.
+        run: a file, nested dicts, or `RunArrays` (or a plain tuple of the same four).
         relevance_level: the lowest grade that counts as relevant.
         ignore_self: pass over the hit whose id is the query's id.
         duplicates: a passage twice in one ranking: refuse it or keep its best score.
@@ -74,6 +74,8 @@ def judged_ranks(
             grades, scores that are not numbers, and what reading a file raises.
     """
     _check_qrels(qrels)
+    if isinstance(run, tuple):
+        run = RunArrays(*run)
     measured = {
         query_id: grades
         for query_id, grades in sorted(qrels.items())

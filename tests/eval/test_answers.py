@@ -124,6 +124,7 @@ def test_dpr_results_are_read_as_they_were_written(tmp_path: Path, name: str) ->
             "id is 1.5, expected a string or a whole number",
         ),
         ('[{"question": "?", "answers": [], "ctxs": [{"id": 1, "text": 3}]}]', "text is 3, expected a string"),
+        ('[{"question": 3, "answers": [], "ctxs": []}]', "question is 3, expected a string"),
         ('["?"]', "expected question, answers and ctxs with text"),
     ],
 )

@@ -89,7 +89,9 @@ def test_python_numbers_of_any_kind() -> None:  # case B60
 
 def test_arrays_of_any_kind() -> None:
     run = RunArrays(["q1"], torch.tensor([[1, 0]]), torch.tensor([[2.0, 1.0]]), ["a", "b"])  # type: ignore[arg-type]
-    assert by_query(judged_ranks({"q1": {"a": 1, "b": 1, "c": 1}}, run)) == {"q1": [2, 1, 0]}
+    qrels = {"q1": {"a": 1, "b": 1, "c": 1}}
+    assert by_query(judged_ranks(qrels, run)) == {"q1": [2, 1, 0]}
+    assert by_query(judged_ranks(qrels, tuple(run))) == {"q1": [2, 1, 0]}  # type: ignore[arg-type]
 
 
 def test_more_pairs_than_are_compared_at_once() -> None:

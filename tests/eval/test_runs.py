@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from condenser.errors import UserError
 from eval import run_lines
-from eval.runs import RunArrays, load_qrels, load_run, write_run
+from eval.runs import RunArrays, load_qrels, load_run, read_json_value, write_run
+from eval.sts import load_pairs
 
 
 def write(path: Path, text: str) -> Path:
@@ -215,6 +216,27 @@ def test_a_run_is_read_as_it_was_written(
     if suffix == ".tsv":  # MS MARCO's format keeps the order alone
         run = {query_id: {name: -rank for rank, name in enumerate(hits, start=1)} for query_id, hits in run.items()}
     assert load_run(path) == run
+
+
+ODD_BYTES = st.binary(max_size=40) | st.lists(
+    st.sampled_from(
+        [b"q1", b"Q0", b"d1", b"1", b"1e999", b"-inf", b"nan", b" ", b"\t", b"\r", b"\n", b"\xc3", b"{", b'"']
+    )
+).map(b"".join)
+
+
+@settings(deadline=None)
+@given(content=ODD_BYTES, suffix=st.sampled_from(["", ".trec", ".json", ".trec.gz", ".zst"]))
+def test_any_bytes_are_read_or_refused_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"odd{suffix}"
+    path.write_bytes(content)
+    for load in (load_run, load_qrels, read_json_value, load_pairs):
+        try:
+            load(path)
+        except UserError as error:
+            assert str(error).startswith(str(path)) and "\n" not in str(error)
 
 
 def test_what_a_written_run_looks_like(tmp_path: Path) -> None:
