@@ -105,6 +105,8 @@ def compare(
         raise UserError(f"{resamples} resamples are too few, expected 100 or more")
     if not 0 < confidence < 1:
         raise UserError(f"confidence is {confidence}, expected a number between 0 and 1")
+    if changed < 0:
+        raise UserError(f"{changed} changed queries cannot be shown")
     if not isinstance(qrels, Mapping):
         qrels = load_qrels(qrels)
 
@@ -186,8 +188,8 @@ def _most_changed(base: Evaluation, other: Evaluation, count: int) -> list[tuple
 
 
 def _tops(source: RunSource, query_ids: list[str], ignore_self: bool, duplicates: Duplicates) -> dict[str, str]:
-    if isinstance(source, RunArrays):
-        source = source.as_run()
+    if isinstance(source, tuple):
+        source = RunArrays(*source).as_run()
     run = source if isinstance(source, Mapping) else load_run(source, duplicates=duplicates, only=set(query_ids))
     tops = {}
     for query_id in query_ids:

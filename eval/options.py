@@ -30,7 +30,7 @@ class EvaluateOptions:
         "refuse", "a passage twice in one ranking: refuse, or keep its best score"
     )
     per_query: bool = option(False, "add each query's values")
-    intervals: bool = option(False, "add 95 %% bootstrap intervals of the means")
+    intervals: bool = option(False, "add 95 % bootstrap intervals of the means")
     seed: int = option(42, "seed of the bootstrap")
     official: Literal["msmarco"] | None = option(None, "rules of the official MS MARCO passage script, to the letter")
     answers: bool = option(False, "top-k accuracy: does a retrieved passage contain an answer string (DPR)?")

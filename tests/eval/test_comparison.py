@@ -58,9 +58,9 @@ def test_files_dicts_and_arrays_give_one_result(tmp_path: Path) -> None:
     rows = np.array([[0, -1]] * 5 + [[1, -1]] * 2 + [[1, 0]])
     scores = np.array([[3.0, -9.0]] * 5 + [[2.0, -9.0]] * 2 + [[2.0, 1.0]])
     arrays = RunArrays(list(QRELS), rows, scores, ["a", "b"])
-    results = [compare(QRELS, BASE, {"other": source}) for source in (OTHER, path, arrays)]
-    assert results[0].differences == results[1].differences == results[2].differences
-    assert results[0].changes == results[1].changes == results[2].changes
+    results = [compare(QRELS, BASE, {"other": source}) for source in (OTHER, path, arrays, tuple(arrays))]
+    assert all(result.differences == results[0].differences for result in results)
+    assert all(result.changes == results[0].changes for result in results)
 
 
 def test_the_own_passage_is_never_first_when_ignored() -> None:
@@ -81,6 +81,7 @@ def test_the_report() -> None:
     [
         ({"runs": {}}, "there is no run to compare with the base"),
         ({"resamples": 10}, "10 resamples are too few, expected 100 or more"),
+        ({"changed": -1}, "-1 changed queries cannot be shown"),
         ({"confidence": 1.0}, "confidence is 1.0, expected a number between 0 and 1"),
     ],
 )
