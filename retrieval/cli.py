@@ -102,7 +102,8 @@ def _run(words: list[str]) -> int:
     if options is None:
         return 0
     result = load(VERBS[verb].function)(options)
-    if result is not None:
+    # several processes started by torchrun have one result
+    if result is not None and os.environ.get("RANK", "0") == "0":
         print(result, flush=True)
     return 0
 

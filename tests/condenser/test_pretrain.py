@@ -244,7 +244,7 @@ def test_two_processes_equal_one(store: str, tiny_bert: Path, tmp_path: Path) ->
         ({"max_length": 65}, "spans of 65 tokens do not fit the model's 64 positions"),
         ({"max_length": 2}, "leaves no room for text"),
         ({"mixed_precision": "fp16"}, "--mixed_precision fp16 needs a GPU"),
-        ({"init": "/no/such/folder"}, "/no/such/folder: no such folder; expected model weights"),
+        ({"init": "/no/such/folder"}, "/no/such/folder: no such folder, expected a model folder"),
         ({"objective": "cocondenser", "batch_size": 25}, "documents with two spans, one step needs 25"),
     ],
 )
