@@ -36,18 +36,36 @@ def existing_file(path: str | Path) -> Path:
 
 
 @contextmanager
-def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a plain, ``.gz`` or ``.zst`` file for reading bytes."""
+def open_bytes(path: str | Path, on_read: Callable[[int], None] | None = None) -> Iterator[BinaryIO]:
+    """Open a plain, ``.gz`` or ``.zst`` file for reading bytes.
+
+    Args:
+        path: the file.
+        on_read: told how many bytes were read from the disk (packed ones, if the file is) each time.
+    """
     path = existing_file(path)
-    if path.suffix == ".gz":
-        with gzip.open(path, "rb") as stream:
-            yield stream  # type: ignore[misc]
-    elif path.suffix == ".zst":
-        with path.open("rb") as raw, io.BufferedReader(_ZstdReader(raw)) as reader:
-            yield reader
-    else:
-        with path.open("rb") as stream:
-            yield stream
+    with path.open("rb") if on_read is None else io.BufferedReader(_CountedFile(path, on_read)) as raw:
+        if path.suffix == ".gz":
+            with gzip.open(raw, "rb") as stream:
+                yield stream  # type: ignore[misc]
+        elif path.suffix == ".zst":
+            with io.BufferedReader(_ZstdReader(raw)) as reader:
+                yield reader
+        else:
+            yield raw
+
+
+class _CountedFile(io.FileIO):
+    """A file that tells how far it has been read."""
+
+    def __init__(self, path: Path, on_read: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._on_read = on_read
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer)
+        self._on_read(count)
+        return count
 
 
 class _ZstdReader(io.RawIOBase):
@@ -89,7 +107,11 @@ def refuse(error: UserError) -> None:
 
 
 def read_lines(
-    path: str | Path, *, encoding: str = "utf-8", on_bad: Callable[[UserError], None] = refuse
+    path: str | Path,
+    *,
+    encoding: str = "utf-8",
+    on_bad: Callable[[UserError], None] = refuse,
+    on_read: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[int, str]]:
     r"""Yield ``(line number, text)`` for each line of a file, numbered from 1.
 
@@ -100,13 +122,14 @@ def read_lines(
         path: the file; ``.gz`` and ``.zst`` are unpacked.
         encoding: how its bytes are read.
         on_bad: called with the error of a line that cannot be read; when it returns, the line is passed over.
+        on_read: see `open_bytes`.
 
     Raises:
         UserError: missing file, bytes that are not ``encoding``, a NUL byte, a line over 64 MiB, or
             compressed data that ends early; each with ``file:line``. The last is never passed over.
     """
     place, number = str(path), 0
-    with open_bytes(path) as stream:
+    with open_bytes(path, on_read) as stream:
         while True:
             raw = _next_line(stream, place, number)
             if not raw:
@@ -161,13 +184,17 @@ class _NeverRaised(Exception):
     pass
 
 
-def read_records(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_records(
+    path: str | Path, on_read: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number, object)`` for each line of a JSON lines file; blank lines are passed over.
+
+    ``on_read`` is that of `open_bytes`.
 
     Raises:
         UserError: a line that is not JSON or not an object, with ``file:line`` and the column.
     """
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, on_read=on_read):
         if not line.strip():
             continue
         yield number, parse_record(line, f"{path}:{number}")

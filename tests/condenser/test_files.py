@@ -182,3 +182,16 @@ def test_bad_json_file(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UserError, match=message):
         read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("name", ["lines.txt", "lines.txt.gz", "lines.txt.zst"])
+def test_bytes_read_from_the_disk_are_told(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with atomic_write(path) as stream:
+        stream.writelines(f"{number * 7919}\n" for number in range(20_000))
+    told: list[int] = []
+    lines = read_lines(path, on_read=told.append)
+    assert next(lines) == (1, "0")
+    assert 0 < sum(told) < path.stat().st_size, "reading ahead is bounded"
+    assert sum(1 for _ in lines) == 19_999
+    assert sum(told) == path.stat().st_size
