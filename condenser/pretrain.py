@@ -141,9 +141,9 @@ def build_model(
     )
     if head_folder:
         model.load_head(head_folder)
-    new = []
+    new: list[nn.Parameter] = []
     if fresh_vocabulary_head:
-        new += _untied_head_parameters(backbone)
+        new += backbone.head_parameters().values()
     if kind.has_head and not head_folder:
         new += list(model.head.parameters())
         if options.init is not None:
@@ -152,7 +152,7 @@ def build_model(
 
 
 def _announce_new_head(options: PretrainOptions, model: CondenserModel) -> None:
-    text = f"{options.init}: no Condenser head in these weights; {len(model.head)} new layers are started"
+    text = f"{options.init}: no Condenser head in these weights; {model.head_layers} new layers are started"
     if options.objective == "cocondenser":
         warn(f"{text}: pretrain with --objective condenser first, or keep --late_mlm and a warm-up")
     else:
@@ -167,12 +167,6 @@ def _head_folder(options: PretrainOptions, kind: ObjectiveKind) -> Path | None:
 
 def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
-
-
-def _untied_head_parameters(backbone: Backbone) -> list[nn.Parameter]:
-    """Return the masked-LM head's own parameters: those that are not also the encoder's."""
-    encoder = {id(parameter) for parameter in backbone.lm.base_model.parameters()}
-    return [parameter for parameter in backbone.lm.parameters() if id(parameter) not in encoder]
 
 
 def _check_vocabulary(backbone: Backbone, tokenizer: PreTrainedTokenizerBase, options: PretrainOptions) -> None:

@@ -10,25 +10,15 @@ from typing import Any
 
 import orjson
 
-from condenser.artifacts import MANIFEST, load_manifest
 from condenser.errors import UserError
 from condenser.files import read_json, write_json
 from condenser.talk import say
+from condenser.weights import check_config, check_weights, has_tokenizer
 
 ENCODER_FILE = "encoder.json"
 _ST_MODULES = "modules.json"
 _ST_TYPES = "sentence_transformers.models."
 _LEGACY_POOLING = "pooling_mode_"
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)
-_WEIGHTS = "model.safetensors"
-_WEIGHTS_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,39 +65,12 @@ def check_folder(folder: Path) -> None:
     """Check that a folder holds a model that can be loaded without opening a pickle.
 
     Raises:
-        UserError: config, tokenizer or weights missing, weights only as ``.bin``, a weight index that
-            points outside the folder; an artifact of ours with a file missing or of another size.
+        UserError: no config or tokenizer, or weights that `check_weights` refuses.
     """
-    if (folder / MANIFEST).is_file():
-        load_manifest(folder)
-    if not (folder / "config.json").is_file():
-        raise UserError("no config.json here, expected a Hugging Face model folder", folder)
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    check_config(folder)
+    if not has_tokenizer(folder):
         raise UserError("no tokenizer here", folder, "expected tokenizer.json or vocab.txt beside the weights")
-    if (folder / _WEIGHTS).is_file():
-        return
-    if (folder / _WEIGHTS_INDEX).is_file():
-        _check_weight_index(folder)
-        return
-    if any(folder.glob("*.bin")):
-        raise UserError(
-            "weights are only there as .bin, which is a pickle and is not opened",
-            folder,
-            "save them as model.safetensors with transformers' save_pretrained",
-        )
-    raise UserError(f"no weights here, expected {_WEIGHTS}", folder)
-
-
-def _check_weight_index(folder: Path) -> None:
-    index = folder / _WEIGHTS_INDEX
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise UserError("no weight_map in this file", index)
-    for name in sorted(set(map(str, weight_map.values()))):
-        if Path(name).name != name:
-            raise UserError(f"lists {name!r}, which lies outside the folder", index)
-        if not (folder / name).is_file():
-            raise UserError("file listed in the weight index is missing", folder / name)
+    check_weights(folder)
 
 
 def read_config(folder: Path, longest: int) -> EncoderConfig:

@@ -38,7 +38,7 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocabulary += [f"##{letter}" for letter in LETTERS if f"##{letter}" not in vocabulary]
     vocabulary_file = folder / "vocab.txt"
     vocabulary_file.write_text("\n".join(vocabulary) + "\n")
-    BertTokenizer(str(vocabulary_file)).save_pretrained(folder)
+    BertTokenizer(str(vocabulary_file), do_lower_case=True).save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(vocabulary),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForMaskedLM, BertConfig, BertForMaskedLM, PretrainedConfig
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, BertConfig, BertForMaskedLM, PretrainedConfig
 from transformers.masking_utils import create_bidirectional_mask
 
-from condenser.errors import UserError
+from condenser.errors import UserError, sample
 from condenser.hub import local_folder, position_limit, quiet_transformers
-from condenser.talk import say, warn
+from condenser.talk import say
+from condenser.weights import check_config, check_weights, stored_dtypes
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
@@ -25,35 +26,31 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Family:
-    """Where one transformers family keeps what Condenser needs.
+    """Where one transformers family keeps what Condenser needs, as dotted names in its ``...ForMaskedLM`` model.
 
     Attributes:
-        vocabulary_head: hidden states to logits with the model's own masked-LM head.
-        head_prefixes: parameter names of that head, to tell a fresh head from a loaded one.
-        start_head: gives a fresh head a sensible start, from log unigram frequencies.
+        layers: the list of Transformer layers.
+        head: the modules that turn hidden states into logits, in this order.
+        transform: the linear map with which they begin.
     """
 
-    vocabulary_head: Callable[[Any, Tensor], Tensor]
-    head_prefixes: tuple[str, ...]
-    start_head: Callable[[Any, Tensor], None]
-
-
-def _start_bert_head(lm: Any, log_frequency: Tensor) -> None:
-    transform = lm.cls.predictions.transform
-    nn.init.eye_(transform.dense.weight)
-    nn.init.zeros_(transform.dense.bias)
-    lm.cls.predictions.bias.data.copy_(log_frequency)
-
-
-def _start_roberta_head(lm: Any, log_frequency: Tensor) -> None:
-    nn.init.eye_(lm.lm_head.dense.weight)
-    nn.init.zeros_(lm.lm_head.dense.bias)
-    lm.lm_head.bias.data.copy_(log_frequency)
+    layers: str
+    head: tuple[str, ...]
+    transform: str
 
 
 FAMILIES = {
-    "bert": Family(lambda lm, hidden: lm.cls(hidden), ("cls.",), _start_bert_head),
-    "roberta": Family(lambda lm, hidden: lm.lm_head(hidden), ("lm_head.",), _start_roberta_head),
+    "bert": Family("bert.encoder.layer", ("cls",), "cls.predictions.transform.dense"),
+    "roberta": Family("roberta.encoder.layer", ("lm_head",), "lm_head.dense"),
+    "electra": Family(
+        "electra.encoder.layer", ("generator_predictions", "generator_lm_head"), "generator_predictions.dense"
+    ),
+    "modernbert": Family("model.layers", ("head", "decoder"), "head.dense"),
+    "distilbert": Family(
+        "distilbert.transformer.layer",
+        ("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector"),
+        "vocab_transform",
+    ),
 }
 
 
@@ -73,6 +70,7 @@ class Backbone(nn.Module):
         if family not in FAMILIES:
             raise UserError(f"model family {family!r} is not supported, expected one of {', '.join(FAMILIES)}")
         self.lm: Any = lm
+        _tie_decoder(lm)
         self._family = FAMILIES[family]
 
     @property
@@ -97,21 +95,53 @@ class Backbone(nn.Module):
 
     def vocabulary_logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., vocabulary) of states (..., dim) through the model's own masked-LM head."""
-        return self._family.vocabulary_head(self.lm, hidden)
+        for name in self._family.head:
+            hidden = self.lm.get_submodule(name)(hidden)
+        return hidden
 
     def new_layers(self, count: int) -> nn.ModuleList:
-        """Return ``count`` freshly initialised layers of the family's own class and configuration."""
-        layer_class = type(self.lm.base_model.encoder.layer[0])
-        layers = nn.ModuleList([layer_class(self.config) for _ in range(count)])
+        """Return ``count`` freshly initialised layers of the family's own class and configuration.
+
+        ModernBERT's layers normalise what they read, not what they write: behind them comes one module
+        more, a norm like the one at the end of the model.
+        """
+        layer_class = type(self.lm.get_submodule(self._family.layers)[0])
+        layers = nn.ModuleList()
+        if self.config.model_type != "modernbert":
+            layers.extend(layer_class(self.config) for _ in range(count))
+        elif count:
+            # Every layer sees the whole text; number 0 is left out, for it would have no norm before its attention.
+            config = copy.deepcopy(self.config)
+            config.layer_types = ["full_attention"] * (count + 1)
+            layers.extend(layer_class(config, number) for number in range(1, count + 1))
+            final_norm: Any = copy.deepcopy(self.lm.model.final_norm)
+            final_norm.reset_parameters()
+            layers.append(final_norm)
         layers.apply(self.lm._init_weights)
         return layers
 
     def run_layers(self, layers: nn.ModuleList, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Run states (batch, length, dim) through ``layers`` with bidirectional attention."""
+        """Run states (batch, length, dim) through layers from `new_layers`, every token seeing all others."""
         mask = create_bidirectional_mask(self.config, hidden, attention_mask)
-        for layer in layers:
-            hidden = layer(hidden, mask)
-        return hidden
+        if self.config.model_type != "modernbert":
+            for layer in layers:
+                hidden = layer(hidden, mask)
+            return hidden
+        places = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        rotation = self.lm.model.rotary_emb(hidden, places, "full_attention")
+        *blocks, final_norm = layers
+        for layer in blocks:
+            hidden = layer(hidden, mask, rotation)
+        return final_norm(hidden)
+
+    def in_head(self, name: str) -> bool:
+        """Say whether a parameter of this name is one of the masked-LM head."""
+        return name.startswith(tuple(f"{module}." for module in self._family.head))
+
+    def head_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the masked-LM head's own parameters by name: those that are not the encoder's as well."""
+        encoder = {id(parameter) for parameter in self.lm.base_model.parameters()}
+        return {name: parameter for name, parameter in self.lm.named_parameters() if id(parameter) not in encoder}
 
     def start_vocabulary_head(self, unigram_counts: np.ndarray) -> None:
         """Give a fresh masked-LM head its start: transform near identity, bias at log unigram frequency.
@@ -120,7 +150,17 @@ class Backbone(nn.Module):
         like this state, weighted by how common they are".
         """
         frequency = torch.from_numpy((unigram_counts + 1) / (unigram_counts.sum() + len(unigram_counts)))
-        self._family.start_head(self.lm, frequency.log().float())
+        transform = self.lm.get_submodule(self._family.transform)
+        decoder = self.lm.get_output_embeddings()
+        with torch.no_grad():
+            if transform.in_features == transform.out_features:
+                transform.weight.copy_(torch.eye(transform.in_features))
+            else:  # ELECTRA's word embeddings are narrower than its states: back through the map between them
+                transform.weight.copy_(torch.linalg.pinv(self.lm.base_model.embeddings_project.weight))
+            if transform.bias is not None:
+                transform.bias.zero_()
+            if decoder.bias is not None:
+                decoder.bias.copy_(frequency.log())
 
     def save(self, folder: Path) -> None:
         """Write a clean folder that AutoModel and AutoModelForMaskedLM open."""
@@ -128,30 +168,41 @@ class Backbone(nn.Module):
             self.lm.save_pretrained(folder)
 
 
-def load_backbone(name: str | Path, unigram_counts: np.ndarray | None = None) -> tuple[Backbone, bool]:
+def load_backbone(
+    name: str | Path, unigram_counts: np.ndarray | None = None, *, tensors: dict[str, Tensor] | None = None
+) -> tuple[Backbone, bool]:
     """Load masked-LM weights in float32 from a folder or by hub name.
 
     Args:
         name: folder or hub name. A plain encoder without a masked-LM head is taken, with a line that
             says so.
         unigram_counts: token counts (vocabulary,) for the start of a fresh head.
+        tensors: take these weights and only the configuration from the folder.
 
     Returns:
         The backbone, and whether its masked-LM head is fresh.
 
     Raises:
-        UserError: no such folder, missing or damaged weights, an unsupported family, parameters
-            missing beyond the head.
+        UserError: no such folder, missing or damaged weights, an unsupported family, weights that lack
+            parameters beyond the head or have layers that the configuration lacks.
     """
-    config = _load_config(name)
-    if config.model_type not in FAMILIES:
-        raise UserError(
-            f"model family {config.model_type!r} is not supported, expected one of {', '.join(FAMILIES)}", name
-        )
+    folder = local_folder(name)
+    config = _load_config(folder)
+    if tensors is None:
+        check_weights(folder)
+        dtypes = stored_dtypes(folder)
+    else:
+        dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    half = sorted(dtypes & {"float16", "bfloat16"})
+    if half:
+        say(f"{name}: weights are stored as {' and '.join(half)}; trained in float32")
     try:
         with quiet_transformers():
-            lm, report = AutoModelForMaskedLM.from_pretrained(
-                local_folder(name),
+            family_class: Any = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
+            lm, report = family_class.from_pretrained(
+                folder if tensors is None else None,
+                config=config,
+                state_dict=tensors,
                 dtype=torch.float32,
                 use_safetensors=True,
                 local_files_only=True,
@@ -159,18 +210,43 @@ def load_backbone(name: str | Path, unigram_counts: np.ndarray | None = None) ->
             )
     except Exception as error:  # transformers, safetensors and the hub raise many kinds
         raise UserError(f"weights could not be loaded: {first_line(error)}", name) from None
-    head = FAMILIES[config.model_type].head_prefixes
-    missing = sorted(report["missing_keys"])
-    lost = [key for key in missing if not key.startswith(head) and not key.endswith("position_ids")]
-    if lost:
-        raise UserError(f"weights lack {len(lost)} parameters, such as {lost[0]}", name)
     backbone = Backbone(lm)
-    fresh = bool(missing)
+    missing, unexpected = set(report["missing_keys"]), set(report["unexpected_keys"])
+    fresh = set(backbone.head_parameters()) <= missing
+    _check_keys(name, backbone, {key for key in missing if not (fresh and backbone.in_head(key))}, unexpected)
     if fresh:
-        say(f"{name}: no masked-LM head in these weights; a new one is started")
+        say(
+            f"{name}: no masked-LM head in these weights; a new one is started "
+            "(decoder tied to the word embeddings, transform near identity, bias at the log frequency of each token)"
+        )
         if unigram_counts is not None:
             backbone.start_vocabulary_head(unigram_counts)
     return backbone, fresh
+
+
+def _check_keys(name: str | Path, backbone: Backbone, missing: set[str], unexpected: set[str]) -> None:
+    """Refuse weights that leave parts of the encoder at random, or that hold parts it does not have."""
+    missing = {key for key in missing if not key.endswith("position_ids")}
+    if missing:
+        raise UserError(f"weights lack {len(missing)} parameters, such as {sample(sorted(missing), 2)}", name)
+    base = backbone.lm.base_model
+    parts = {part for part, _ in base.named_children()}
+    unexpected = {key.removeprefix(f"{base.base_model_prefix}.") for key in unexpected}
+    unknown = sorted(key for key in unexpected if key.split(".")[0] in parts and not key.endswith("position_ids"))
+    if unknown:
+        raise UserError(
+            f"weights have {len(unknown)} parameters beyond the {backbone.layers} layers of config.json, "
+            f"such as {sample(unknown, 2)}",
+            name,
+            "num_hidden_layers there does not fit these weights",
+        )
+
+
+def _tie_decoder(lm: Any) -> None:
+    """Make decoder and word embeddings one tensor where they are stored twice; the oldest releases leave them two."""
+    decoder, embeddings = lm.get_output_embeddings(), lm.get_input_embeddings()
+    if decoder.weight is not embeddings.weight and torch.equal(decoder.weight, embeddings.weight):
+        lm.tie_weights()
 
 
 def new_backbone(size: str, vocabulary_size: int, max_length: int, pad_token_id: int) -> Backbone:
@@ -184,16 +260,16 @@ def new_backbone(size: str, vocabulary_size: int, max_length: int, pad_token_id:
     return Backbone(BertForMaskedLM(config))
 
 
-def _load_config(name: str | Path) -> Any:
-    folder = local_folder(name)
-    if not (folder / "config.json").is_file():
-        raise UserError("folder has no config.json; expected a transformers model", folder)
+def _load_config(folder: Path) -> Any:
+    check_config(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise UserError(f"no model configuration could be loaded: {first_line(error)}", name) from None
-    if getattr(config, "auto_map", None):
-        warn(f"{name}: config.json names code of its own (auto_map); it is not run")
+        raise UserError(f"no model configuration could be loaded: {first_line(error)}", folder) from None
+    if config.model_type not in FAMILIES:
+        raise UserError(
+            f"model family {config.model_type!r} is not supported, expected one of {', '.join(FAMILIES)}", folder
+        )
     return config
 
 

@@ -13,6 +13,7 @@ from condenser.corpus.corruption import IGNORED
 from condenser.errors import UserError
 from condenser.files import read_json, write_json
 from condenser.models.backbone import Backbone
+from condenser.weights import check_whole
 
 HEAD_FILE = "condenser_head.safetensors"
 SETTINGS_FILE = "condenser.json"
@@ -56,6 +57,7 @@ class CondenserModel(nn.Module):
             raise UserError(f"--skip_from {skip_from} is beyond the encoder's {backbone.layers} layers")
         self.backbone = backbone
         self.head = backbone.new_layers(head_layers)
+        self.head_layers = head_layers
         self.skip_from = skip_from
         self.late_mlm = late_mlm or not head_layers
 
@@ -87,22 +89,40 @@ class CondenserModel(nn.Module):
         if len(self.head):
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
             save_file(tensors, folder / HEAD_FILE, metadata={"format": "pt"})
-            write_json(
-                folder / SETTINGS_FILE,
-                {"head_layers": len(self.head), "skip_from": self.skip_from, "late_mlm": self.late_mlm},
-            )
+            write_json(folder / SETTINGS_FILE, self.settings())
+
+    def settings(self) -> dict[str, int | bool]:
+        """Return what a head's weights do not tell of themselves."""
+        return {"head_layers": self.head_layers, "skip_from": self.skip_from, "late_mlm": self.late_mlm}
 
     def load_head(self, folder: Path) -> None:
         """Take the head of a Condenser folder.
 
         Raises:
-            UserError: it was trained with other ``head_layers``, ``skip_from`` or ``late_mlm``.
+            UserError: it was trained with other ``head_layers``, ``skip_from`` or ``late_mlm``, or its
+                weights are missing, damaged or of another size.
         """
         stored = read_json(folder / SETTINGS_FILE)
-        wanted = {"head_layers": len(self.head), "skip_from": self.skip_from, "late_mlm": self.late_mlm}
-        for key, value in wanted.items():
+        for key, value in self.settings().items():
             if stored.get(key) != value:
                 raise UserError(
                     f"Condenser head has {key} {stored.get(key)}, asked for {value}", folder / SETTINGS_FILE
                 )
-        self.head.load_state_dict(load_file(folder / HEAD_FILE))
+        check_whole(folder / HEAD_FILE)
+        self.take_head(load_file(folder / HEAD_FILE), folder / HEAD_FILE)
+
+    def take_head(self, tensors: dict[str, Tensor], where: Path) -> None:
+        """Take the head's weights by name.
+
+        Raises:
+            UserError: tensors missing, unexpected or of another shape than this encoder's layers have.
+        """
+        wanted = {name: tuple(tensor.shape) for name, tensor in self.head.state_dict().items()}
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for name in sorted(wanted.keys() | found.keys()):
+            if wanted.get(name) != found.get(name):
+                raise UserError(
+                    f"Condenser head has {name!r} of shape {found.get(name)}, this encoder's layers {wanted.get(name)}",
+                    where,
+                )
+        self.head.load_state_dict(tensors)
