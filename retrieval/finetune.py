@@ -18,6 +18,7 @@ from condenser.pretrain import loop_settings
 from condenser.talk import say
 from condenser.training.distributed import rank, world_size
 from condenser.training.loop import Evaluation, start_accelerator, train
+from condenser.training.steps import accumulate
 from retrieval.collections import Collection, open_collection
 from retrieval.encoder import Encoder, batches_by_length
 from retrieval.examples import Example, PairBatch, PairBatches, collect_passages, read_examples
@@ -113,7 +114,7 @@ def finetune(options: FinetuneOptions) -> Path:
             )
         train(
             BiEncoder(encoder),
-            lambda model, batch, *, share, fraction: _softmax_loss(model, batch, options.temperature),
+            accumulate(lambda model, batch, *, share, fraction: _softmax_loss(model, batch, options.temperature)),
             batches,
             settings,
             accelerator,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,6 +17,25 @@ from condenser.weights import check_whole
 
 HEAD_FILE = "condenser_head.safetensors"
 SETTINGS_FILE = "condenser.json"
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return how the head in a Condenser folder was trained: ``head_layers``, ``skip_from`` and ``late_mlm``.
+
+    Raises:
+        UserError: no condenser.json, or one of the three is missing or of another type.
+    """
+    file = folder / SETTINGS_FILE
+    stored = read_json(file)
+    kinds = {
+        "head_layers": (int, "a whole number"),
+        "skip_from": (int, "a whole number"),
+        "late_mlm": (bool, "true or false"),
+    }
+    for key, (kind, words) in kinds.items():
+        if type(stored.get(key)) is not kind:
+            raise UserError(f"{key} is {stored.get(key)!r}, expected {words}", file)
+    return {key: stored[key] for key in kinds}
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -61,15 +80,23 @@ class CondenserModel(nn.Module):
         self.skip_from = skip_from
         self.late_mlm = late_mlm or not head_layers
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor) -> PretrainingOutput:
-        """Corrupted tokens (batch, length) and labels (batch, length; -100 where nothing is asked) to losses."""
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor | None) -> PretrainingOutput:
+        """Run corrupted tokens (batch, length) to losses.
+
+        Args:
+            input_ids: (batch, length).
+            attention_mask: (batch, length), 1 on tokens; None when no row is padded.
+            labels: (batch, length), -100 where nothing is asked; None for the CLS states alone,
+                which then cost neither head nor vocabulary.
+        """
         states = self.backbone.hidden_states(input_ids, attention_mask)
         late = states[-1]
         losses = {}
-        if len(self.head):
-            losses["head_mlm"] = self.masked_lm_loss(self.head_states(states, attention_mask), labels)
-        if self.late_mlm:
-            losses["late_mlm"] = self.masked_lm_loss(late, labels)
+        if labels is not None:
+            if len(self.head):
+                losses["head_mlm"] = self.masked_lm_loss(self.head_states(states, attention_mask), labels)
+            if self.late_mlm:
+                losses["late_mlm"] = self.masked_lm_loss(late, labels)
         return PretrainingOutput(losses, late[:, 0])
 
     def head_states(self, states: tuple[Tensor, ...], attention_mask: Tensor | None) -> Tensor:
@@ -102,12 +129,10 @@ class CondenserModel(nn.Module):
             UserError: it was trained with other ``head_layers``, ``skip_from`` or ``late_mlm``, or its
                 weights are missing, damaged or of another size.
         """
-        stored = read_json(folder / SETTINGS_FILE)
+        stored = read_settings(folder)
         for key, value in self.settings().items():
-            if stored.get(key) != value:
-                raise UserError(
-                    f"Condenser head has {key} {stored.get(key)}, asked for {value}", folder / SETTINGS_FILE
-                )
+            if stored[key] != value:
+                raise UserError(f"Condenser head has {key} {stored[key]}, asked for {value}", folder / SETTINGS_FILE)
         check_whole(folder / HEAD_FILE)
         self.take_head(load_file(folder / HEAD_FILE), folder / HEAD_FILE)
 

@@ -8,10 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 import torch
@@ -23,38 +23,10 @@ from condenser.errors import UserError
 from condenser.talk import Meter, say, warn
 from condenser.training.checkpoint import load_checkpoint, remove_drafts, save_checkpoint, truncate
 from condenser.training.distributed import rank, total, world_size
+from condenser.training.steps import MicroBatch, Step
 
 # float16 begins with steps that overflow until the loss scale has come down
 _BAD_STEPS_ALLOWED = {"no": 2, "bf16": 2, "fp16": 20}
-
-
-class MicroBatch(Protocol):
-    """What one forward pass reads on one process."""
-
-    @property
-    def weight(self) -> float:
-        """How much it counts in its step (masked tokens, say); steps are means over weights."""
-        ...
-
-    def to(self, device: torch.device) -> MicroBatch:
-        """Return a copy on ``device``."""
-        ...
-
-
-class Objective(Protocol):
-    """Named loss parts of a micro-batch; their sum is minimised.
-
-    Args of a call:
-        model: the module, wrapped for several processes where there are several.
-        batch: one micro-batch.
-        share: what a loss *summed* over the micro-batch's weight is multiplied by to become its
-            part of the mean over the whole step (all micro-batches of all processes).
-        fraction: one over the number of micro-batches, for losses that are means already.
-    """
-
-    def __call__(self, model: nn.Module, batch: Any, *, share: float, fraction: float) -> dict[str, Tensor]:
-        """Return the loss parts by name."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -119,7 +91,7 @@ def start_accelerator(settings: LoopSettings) -> Accelerator:
 
 def train(
     model: nn.Module,
-    objective: Objective,
+    run_step: Step,
     batches: Callable[[int], Sequence[MicroBatch]],
     settings: LoopSettings,
     accelerator: Accelerator,
@@ -135,7 +107,7 @@ def train(
 
     Args:
         model: the module; moved to the accelerator's device.
-        objective: loss parts of one micro-batch.
+        run_step: forward and backward of one step, see `condenser.training.steps`.
         batches: step number (from 0) to this process's micro-batches; a pure function, so that a
             resumed run needs only its position.
         settings: see `LoopSettings`.
@@ -183,7 +155,7 @@ def train(
             rate = learning_rate_at(step, settings)
             for group in optimizer.param_groups:
                 group["lr"] = 0.0 if step < settings.head_warmup_steps and not group["new"] else rate
-            losses = _accumulate(wrapped, objective, micro_batches, accelerator)
+            losses = run_step(wrapped, micro_batches, accelerator)
             norm = float(accelerator.clip_grad_norm_(wrapped.parameters(), settings.max_grad_norm))
             sound = math.isfinite(norm)
             if sound or accelerator.scaler is not None:  # the scaler skips the step itself, and learns from it
@@ -230,24 +202,6 @@ def _parameter_groups(
         {"params": parameters, "weight_decay": weight_decay if decays else 0.0, "new": is_new}
         for (decays, is_new), parameters in groups.items()
     ]
-
-
-def _accumulate(
-    model: nn.Module, objective: Objective, micro_batches: Sequence[MicroBatch], accelerator: Accelerator
-) -> dict[str, Tensor]:
-    """Run forward and backward over a step's micro-batches; return the step's loss parts of this process."""
-    weight = total(sum(batch.weight for batch in micro_batches), accelerator.device)
-    # DDP averages gradients over processes, so each adds its sum times their number
-    share = world_size() / max(weight, 1.0)
-    sums: dict[str, Tensor] = {}
-    for position, batch in enumerate(micro_batches):
-        last = position == len(micro_batches) - 1
-        with nullcontext() if last else accelerator.no_sync(model):
-            parts = objective(model, batch.to(accelerator.device), share=share, fraction=1 / len(micro_batches))
-            accelerator.backward(sum(parts.values()))
-        for name, part in parts.items():
-            sums[name] = sums.get(name, torch.zeros_like(part)) + part.detach()
-    return sums
 
 
 def _averaged(losses: dict[str, Tensor], accelerator: Accelerator) -> dict[str, float]:

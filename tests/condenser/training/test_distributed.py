@@ -1,0 +1,127 @@
+"""Two processes against one: losses, gradients and how often they meet."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+from torch.nn.parallel import DistributedDataParallel
+
+from condenser.corpus.batches import PretrainBatch
+from condenser.pretrain import cocondenser_objective
+from condenser.training.contrastive import span_contrastive_loss
+from condenser.training.distributed import gather_with_gradient, rank, total
+from condenser.training.steps import accumulate, cached
+from tests.condenser.reference import reference_model
+
+SETTINGS = {"n_head_layers": 2, "skip_from": 2, "late_mlm": True}
+
+
+def run_in_two(work: Callable[..., None], folder: Path, *arguments: Any) -> None:
+    """Run ``work(rank, meeting place, *arguments)`` in two processes that train together."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        torch.multiprocessing.spawn(work, (f"{place}/store", *arguments), nprocs=2)
+
+
+def join(number: int, place: str) -> Accelerator:
+    """Meet through a file, which needs no free port, and give up rather than wait for a lost process."""
+    # accelerate asks for an address even of processes that have met already
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", MASTER_ADDR="unused", MASTER_PORT="1")
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{place}", rank=number, world_size=2, timeout=timedelta(seconds=90)
+    )
+    return Accelerator(cpu=True)
+
+
+def leave(accelerator: Accelerator) -> None:
+    accelerator.wait_for_everyone()
+    torch.distributed.destroy_process_group()
+
+
+def half(golden: Path, number: int) -> PretrainBatch:
+    """Give each process two documents, the first with more masked tokens than the second."""
+    batch = load_file(golden / "cocondenser" / "batch.safetensors")
+    rows = slice(0, 4) if number == 0 else slice(4, 8)
+    return PretrainBatch(**{name: tensor[rows] for name, tensor in batch.items()})
+
+
+def one_step(number: int, place: str, golden: Path, rows: int | None, output: Path) -> None:
+    accelerator = join(number, place)
+    model = reference_model(golden, "bert", SETTINGS, "float64")
+    wrapped = accelerator.prepare(model)
+    assert isinstance(wrapped, DistributedDataParallel)
+    reductions: list[int] = []
+
+    def count(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        reductions.append(1)
+        summed = torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return summed.then(lambda future: future.value()[0] / 2)
+
+    wrapped.register_comm_hook(None, lambda state, bucket: count(bucket))  # a string annotation is refused
+    loss = span_contrastive_loss
+    step = accumulate(cocondenser_objective) if rows is None else cached(lambda cls, batch: loss(cls), rows)
+    parts = step(wrapped, [half(golden, number)], accelerator)
+    for name, value in parts.items():
+        assert total(float(value), accelerator.device) / 2 == pytest.approx(GLOBAL_LOSSES[name], rel=1e-10)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(gradient is not None for gradient in gradients.values())
+    save_file(gradients | {"reductions": torch.tensor([len(reductions)])}, output / f"{rows}-{number}.safetensors")
+    leave(accelerator)
+
+
+GLOBAL_LOSSES = {
+    "contrastive": 1.9899721895330358,
+    "head_mlm": 5.7613944852339305,
+    "late_mlm": 5.731563293927803,
+}  # cocondenser/expected.json, float64, plain
+
+
+@pytest.mark.slow
+def test_two_processes_equal_the_whole_batch_cached_or_not(golden: Path, tmp_path: Path) -> None:
+    """Cases B21, B22, B29: ranks with different chunk counts of masked tokens, one reduction per bucket."""
+    whole = reference_model(golden, "bert", SETTINGS, "float64")
+    batch = PretrainBatch(**load_file(golden / "cocondenser" / "batch.safetensors"))
+    accumulate(cocondenser_objective)(whole, [batch], Accelerator(cpu=True))
+    counts = {}
+    for rows in (None, 1, 3):
+        run_in_two(one_step, tmp_path, golden, rows, tmp_path)
+        for number in (0, 1):
+            found = load_file(tmp_path / f"{rows}-{number}.safetensors")
+            counts[rows, number] = int(found.pop("reductions"))
+            for name, parameter in whole.named_parameters():
+                torch.testing.assert_close(found[name], parameter.grad, rtol=1e-10, atol=1e-13, msg=f"{rows} {name}")
+    assert len(set(counts.values())) == 1, counts
+    reference = load_file(golden / "cocondenser" / "tensors_f64.safetensors")
+    name = "lm.bert.encoder.layer.0.attention.self.query.weight"
+    ours = dict(whole.named_parameters())[f"backbone.{name}"].grad
+    torch.testing.assert_close(ours, reference[f"plain.{name}"], rtol=1e-10, atol=1e-12)
+
+
+def uneven(number: int, place: str) -> None:
+    accelerator = join(number, place)
+    own = torch.full((1 + 2 * number, 2), float(number + 1), requires_grad=True)
+    rows = gather_with_gradient(own)
+    assert rows[:, 0].tolist() == [1, 2, 2, 2] and rank() == number
+    rows.sum().backward()
+    assert torch.equal(own.grad, torch.ones_like(own))
+    leave(accelerator)
+
+
+@pytest.mark.slow
+def test_processes_may_hold_different_numbers_of_rows(tmp_path: Path) -> None:
+    run_in_two(uneven, tmp_path)
+
+
+def test_one_process_needs_no_gathering() -> None:
+    vectors = torch.randn(3, 2, requires_grad=True)
+    assert gather_with_gradient(vectors) is vectors
+    assert total(2.5, torch.device("cpu")) == 2.5
