@@ -97,7 +97,7 @@ class Workspace:
     ) -> None:
         if self._lock_handle is None:
             return
-        if not self.done and not self._resumable:
+        if not self.done and (not self._resumable or self._holds_nothing()):
             shutil.rmtree(self.path, ignore_errors=True)
         self._release_lock()
 
@@ -113,6 +113,10 @@ class Workspace:
         write_manifest(self.path, self._started | {"facts": plain(facts)})
         self._publish()
         return self.output
+
+    def _holds_nothing(self) -> bool:
+        """Tell whether a stage ended before it wrote anything to go on with."""
+        return {file.name for file in self.path.iterdir()} <= {_STARTED, _LOCK}
 
     def _finish_interrupted_commit(self) -> bool:
         """Publish what a run left that was killed between its manifest and the rename, if it is what is wanted now."""
