@@ -14,10 +14,15 @@ from condenser.errors import UserError, nearest
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
 
 
-def local_folder(name: str | Path) -> Path:
+def local_folder(name: str | Path, *, also: str | None = None) -> Path:
     """Return the folder of a model that is named by path or by hub name.
 
     The hub is asked only for what looks like a hub name (``name`` or ``owner/name``), the local cache first.
+
+    Args:
+        name: folder or hub name.
+        also: files to download beside configuration, tokenizer and safetensors, as a pattern; wanted
+            only where there are no safetensors.
 
     Raises:
         UserError: no such folder; a name that is neither in the cache nor to be had from the hub.
@@ -34,9 +39,11 @@ def local_folder(name: str | Path) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    wanted = ["*.json", "*.txt", "*.model", "*.safetensors", *([also] if also else [])]
     try:
-        return Path(snapshot_download(text, allow_patterns=wanted, local_files_only=True))
+        cached = Path(snapshot_download(text, allow_patterns=wanted, local_files_only=True))
+        if also is None or any(cached.glob("*.safetensors")) or any(cached.glob(also)):
+            return cached
     except HFValidationError:
         raise UserError("no such folder, and not a hub name either", path) from None
     except LocalEntryNotFoundError:

@@ -80,6 +80,9 @@ class PretrainOptions:
     weight_decay: float = option(0.01, "AdamW weight decay, not on biases and LayerNorms")
     max_grad_norm: float = option(1.0, "gradient clipping by global norm")
     gradient_accumulation: int = option(1, "micro-batches per step; does not widen the contrastive batch")
+    cache_chunk: int | None = option(
+        None, "cocondenser: spans per chunk of gradient caching; large batches in the memory of one chunk"
+    )
     mlm_probability: float = option(0.15, "share of tokens that are masked, in whole words")
     skip_from: int | None = option(
         None, "layer whose token states the Condenser head sees; default: as in --init, else half the layers"
@@ -93,3 +96,20 @@ class PretrainOptions:
     log_every: int = option(10, "steps between log lines", shapes_result=False)
     save_every: int = option(500, "steps between checkpoints", shapes_result=False)
     keep_checkpoints: int = option(2, "newest checkpoints kept while training", shapes_result=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Weights from the reference Condenser code or from .bin files, and back to the reference."""
+
+    model: str = source("folder to read; with --from transformers also a hub name")
+    from_: Literal["reference", "transformers"] | None = option(
+        None, "what wrote it: the reference Condenser code (with model.pt), or transformers (weights as .bin)"
+    )
+    to: Literal["reference"] | None = option(None, "write what the reference Condenser code loads")
+    output: str = output("folder to write")
+    allow_pickle: bool = option(False, "open .bin and .pt files, as plain tensors", shapes_result=False)
+    skip_from: int | None = option(
+        None, "--from reference: layer whose token states the head sees; default: half the layers"
+    )
+    late_mlm: bool | None = option(None, "--from reference: trained with the last layer's MLM loss; default: yes")

@@ -17,14 +17,16 @@ from condenser.corpus.batches import Frame, PretrainBatch, SpanBatches
 from condenser.corpus.corruption import MaskingPolicy
 from condenser.corpus.tokens import TokenStore, load_tokenizer
 from condenser.errors import UserError
-from condenser.files import read_json
+from condenser.hub import local_folder
 from condenser.models.backbone import Backbone, load_backbone, new_backbone
-from condenser.models.condenser import SETTINGS_FILE, CondenserModel
+from condenser.models.condenser import SETTINGS_FILE, CondenserModel, read_settings
 from condenser.options import PretrainOptions
 from condenser.talk import say, warn
 from condenser.training.contrastive import span_contrastive_loss
 from condenser.training.distributed import rank, world_size
 from condenser.training.loop import LoopSettings, start_accelerator, train
+from condenser.training.steps import Step, accumulate, cached
+from condenser.weights import has_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,12 +102,27 @@ def pretrain(options: PretrainOptions) -> Path:
                 f"{options.max_steps:,} steps of {options.batch_size:,} "
                 f"({options.max_steps / batches.steps_per_epoch:.2f} epochs) on {accelerator.num_processes} processes"
             )
-        objective = cocondenser_objective if kind.pairs else masked_lm_objective
-        train(model, objective, batches, settings, accelerator, workspace.path, new_parameters=new_parameters)
+        run_step = step_function(options, kind)
+        train(model, run_step, batches, settings, accelerator, workspace.path, new_parameters=new_parameters)
         if accelerator.is_main_process:
             _finish(workspace, model, tokenizer, options)
         accelerator.wait_for_everyone()
         return workspace.output
+
+
+def step_function(options: PretrainOptions, kind: ObjectiveKind) -> Step:
+    """Return how a step of this objective is run.
+
+    Raises:
+        UserError: gradient caching without a contrastive loss, or together with accumulation.
+    """
+    if options.cache_chunk is None:
+        return accumulate(cocondenser_objective if kind.pairs else masked_lm_objective)
+    if not kind.pairs:
+        raise UserError(f"--cache_chunk is for cocondenser, {options.objective} has no loss over the whole batch")
+    if options.cache_chunk < 1 or options.gradient_accumulation > 1:
+        raise UserError("--cache_chunk is a number of spans above zero, and stands in the place of accumulation")
+    return cached(lambda cls, batch: span_contrastive_loss(cls), options.cache_chunk)
 
 
 def loop_settings(options: Any, unit: str = "steps", **others: Any) -> LoopSettings:
@@ -132,7 +149,7 @@ def build_model(
         backbone, fresh_vocabulary_head = load_backbone(options.init, counts)
         _check_vocabulary(backbone, tokenizer, options)
     head_folder = _head_folder(options, kind)
-    stored = read_json(head_folder / SETTINGS_FILE) if head_folder else {}
+    stored = read_settings(head_folder) if head_folder else {}
     model = CondenserModel(
         backbone,
         head_layers=_first(options.head_layers, stored.get("head_layers"), 2) if kind.has_head else 0,
@@ -170,12 +187,20 @@ def _first(*values: Any) -> Any:
 
 
 def _check_vocabulary(backbone: Backbone, tokenizer: PreTrainedTokenizerBase, options: PretrainOptions) -> None:
+    hint = "build the spans with the model's own tokenizer"
     rows = backbone.lm.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise UserError(
-            f"the data's tokenizer has {len(tokenizer):,} entries, the model's vocabulary {rows:,}",
-            options.data,
-            "build the spans with the model's own tokenizer",
+            f"the data's tokenizer has {len(tokenizer):,} entries, the model's vocabulary {rows:,}", options.data, hint
+        )
+    folder = local_folder(str(options.init))
+    if not has_tokenizer(folder):
+        return
+    own = load_tokenizer(folder)
+    if own.get_vocab() != tokenizer.get_vocab():
+        described = [f"{type(one).__name__} of {len(one):,} entries" for one in (tokenizer, own)]
+        raise UserError(
+            f"the data's tokenizer ({described[0]}) is not the model's ({described[1]})", options.data, hint
         )
 
 

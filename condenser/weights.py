@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,13 @@ def _read_header(file: Path) -> dict[str, dict[str, Any]]:
             f"weights are damaged: {found:,} bytes, the file's header says {promised:,}", file, "copy or make them anew"
         )
     return dict(header)
+
+
+def check_shapes(mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]], where: str | Path) -> None:
+    """Refuse weights of other shapes than the configuration's; transformers lists them as (name, found, expected)."""
+    for name, found, expected in sorted(mismatched):
+        raise UserError(
+            f"weights have {name!r} of shape {tuple(found)}, config.json says {tuple(expected)}",
+            where,
+            "configuration and weights are of different models",
+        )

@@ -41,6 +41,12 @@ VERBS: dict[str, Verb] = {
     "pretrain": Verb(
         "MLM, Condenser and coCondenser pretraining", "condenser.options:PretrainOptions", "condenser.pretrain:pretrain"
     ),
+    "convert": Verb(
+        "weights from and to other toolkits",
+        "condenser.options:ConvertOptions",
+        "condenser.interop:convert",
+        positional=("model",),
+    ),
     "finetune": Verb("train a bi-encoder", "retrieval.options:FinetuneOptions", "retrieval.finetune:finetune"),
     "bm25": Verb("lexical baseline run", "retrieval.options:Bm25Options", "retrieval.bm25:search_bm25"),
     "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
@@ -153,7 +159,7 @@ def parse_options(verb: str, words: Sequence[str]) -> Any:
         if stop.code:
             raise
         return None
-    values = {field.name: getattr(known, field.name) for field in dataclasses.fields(options_class)}
+    values = {field.name: getattr(known, _option_name(field)) for field in dataclasses.fields(options_class)}
     _check_required(options_class, values)
     return options_class(**values)
 
@@ -171,6 +177,11 @@ def _with_underscores(word: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
+def _option_name(field: dataclasses.Field[Any]) -> str:
+    """Return the field's name, less the underscore behind one that is a word of Python: ``from_`` is --from."""
+    return field.name.rstrip("_")
+
+
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
@@ -178,7 +189,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 def _build_parser(verb: str, options_class: type) -> Any:
     import jsonargparse
 
-    hints = typing.get_type_hints(options_class)
+    hints = {name.rstrip("_"): hint for name, hint in typing.get_type_hints(options_class).items()}
 
     class OneLineParser(jsonargparse.ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -193,14 +204,14 @@ def _build_parser(verb: str, options_class: type) -> Any:
     parser.add_argument("--config", action=jsonargparse.ActionConfigFile, help="YAML file of options")
     positional = VERBS[verb].positional
     for field in dataclasses.fields(options_class):
-        _add_argument(parser, field, hints[field.name], field.name in positional)
+        _add_argument(parser, field, hints[_option_name(field)], field.name in positional)
     return parser
 
 
 def _add_argument(parser: Any, field: dataclasses.Field[Any], hint: Any, positional: bool) -> None:
     import jsonargparse
 
-    name = field.name if positional else f"--{field.name}"
+    name = _option_name(field) if positional else f"--{_option_name(field)}"
     settings: dict[str, Any] = {"help": field.metadata["help"] + (" (required)" if _is_required(field) else "")}
     if not _is_required(field):
         settings["default"] = field.default_factory() if callable(field.default_factory) else field.default

@@ -15,6 +15,7 @@ from condenser.artifacts import fingerprint
 from condenser.errors import UserError
 from condenser.files import atomic_write
 from condenser.hub import local_folder, position_limit, quiet_transformers
+from condenser.weights import check_shapes
 from retrieval.encoder_files import EncoderConfig, check_folder, read_config, write_config
 from retrieval.records import Passage
 
@@ -293,6 +294,7 @@ def _load_transformer(folder: Path) -> tuple[Any, Any]:
         "use_safetensors": True,
         "local_files_only": True,
         "trust_remote_code": False,
+        "ignore_mismatched_sizes": True,
         "output_loading_info": True,
     }
     with quiet_transformers():
@@ -312,6 +314,7 @@ def _load_transformer(folder: Path) -> tuple[Any, Any]:
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(f"cannot be loaded: {reason}", folder) from None
+    check_shapes(info["mismatched_keys"], folder)
     missing = sorted(info["missing_keys"])
     if missing:
         raise UserError(

@@ -16,7 +16,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from condenser.errors import UserError, sample
 from condenser.hub import local_folder, position_limit, quiet_transformers
 from condenser.talk import say
-from condenser.weights import check_config, check_weights, stored_dtypes
+from condenser.weights import check_config, check_shapes, check_weights, stored_dtypes
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
@@ -206,10 +206,12 @@ def load_backbone(
                 dtype=torch.float32,
                 use_safetensors=True,
                 local_files_only=True,
+                ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
     except Exception as error:  # transformers, safetensors and the hub raise many kinds
         raise UserError(f"weights could not be loaded: {first_line(error)}", name) from None
+    check_shapes(report["mismatched_keys"], name)
     backbone = Backbone(lm)
     missing, unexpected = set(report["missing_keys"]), set(report["unexpected_keys"])
     fresh = set(backbone.head_parameters()) <= missing

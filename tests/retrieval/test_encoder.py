@@ -254,7 +254,7 @@ def edit_json(file: Path, **changes: object) -> None:
         (pickle_only, "weights are only there as .bin, which is a pickle and is not opened"),
         (truncate_weights, "weights are damaged"),
         (wrong_architecture, "weights lack 16 of the model's tensors, first 'encoder.layer.2"),
-        (larger_vocabulary, "cannot be loaded"),
+        (larger_vocabulary, "config.json says (20, 32)"),
         (index_outside, "lists '../../secret.safetensors', which lies outside the folder"),
         (unknown_key, "unknown key 'poling'"),
         (max_pooling, "pooling is max_tokens, expected cls or mean"),
