@@ -38,23 +38,39 @@ def output(help: str) -> Any:
     return required(help, shapes_result=False)
 
 
+Titles = Literal["first", "every", "drop"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpansOptions:
     """Documents to a memory-mapped store of token spans, kept by document."""
 
     input: list[str] = source(
-        "files of documents: jsonl ({_id, title, text} or {spans}), plain text (one document a line), .gz, .zst",
+        "files of documents: .jsonl ({_id, title, text} or {spans}), .tsv (id, text or id, title, text), plain text "
+        "(one document a line), each also .gz and .zst",
         default=[],
     )
     collection: str | None = source(
         "take the passages of this collection (folder or embedded name) instead", default=None
     )
+    dataset: str | None = source("take a Hugging Face data set (folder, file or hub name) instead", default=None)
+    dataset_config: str | None = option(None, "the data set's configuration, where it has several")
+    dataset_split: str = option("train", "the data set's split")
+    dataset_column: str = option("text", "the data set's column of text")
     tokenizer: str | None = source("folder or hub name of the tokenizer", default=None)
     train_tokenizer: int | None = option(None, "train a WordPiece tokenizer of this many entries on the input instead")
     max_length: int = option(128, "longest span in tokens, the special tokens included")
     min_tokens: int = option(8, "a shorter last span is dropped, unless it is the document's only one")
+    titles: Titles = option("first", "a title is the document's first sentence, begins every span, or is dropped")
+    short_spans: float = option(0.0, "share of the spans that end early, at a length drawn at random")
+    seed: int = option(42, "seed of the short spans")
     output: str = output("folder to write")
     batch_size: int = option(1000, "documents tokenized at once", shapes_result=False)
+    workers: int | None = option(
+        None,
+        "processes that tokenize, 1 means threads; default: 1 up to 4 processors or 64 MB, else one per processor",
+        shapes_result=False,
+    )
 
 
 Objective = Literal["mlm", "condenser", "cocondenser"]

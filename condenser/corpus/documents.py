@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,37 +29,61 @@ class Document(NamedTuple):
     is_cut: bool
 
 
-def read_documents(paths: Iterable[str | Path]) -> Iterator[Document]:
+def read_documents(paths: Iterable[str | Path], on_read: Callable[[int], None] | None = None) -> Iterator[Document]:
     """Yield the documents of several files in order.
 
-    ``.jsonl`` and ``.json`` files (also ``.gz``, ``.zst``) hold one object a line, ``{"_id", "title",
-    "text"}`` or ``{"spans": [text, ...]}``; any other file is plain text, one document a line.
+    By suffix (also before ``.gz`` and ``.zst``): ``.jsonl`` and ``.json`` hold one object a line,
+    ``{"_id", "title", "text"}`` or ``{"spans": [text, ...]}``; ``.tsv`` holds ``id<TAB>text`` or
+    ``id<TAB>title<TAB>text``, in which quotes are text; any other file is plain text, one document a line.
+
+    Args:
+        paths: the files.
+        on_read: told the number of bytes read from the disk each time.
 
     Raises:
-        UserError: a missing or empty file, a line that is not an object, or one with neither text nor
-            spans; with ``file:line``.
+        UserError: a missing or empty file, a line that is not an object, one with neither text nor
+            spans, or one with another number of columns; with ``file:line``.
     """
     for path in paths:
         found = False
-        for document in _read_file(Path(path)):
+        for document in _read_file(Path(path), on_read):
             found = True
             yield document
         if not found:
             raise UserError("file holds no document", path)
 
 
-def _read_file(path: Path) -> Iterator[Document]:
+def _read_file(path: Path, on_read: Callable[[int], None] | None) -> Iterator[Document]:
     suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
-    if suffixes and suffixes[-1] in (".jsonl", ".json"):
-        for number, record in read_records(path):
+    kind = suffixes[-1] if suffixes else ""
+    if kind in (".jsonl", ".json"):
+        for number, record in read_records(path, on_read):
             yield _from_record(record, f"{path}:{number}")
-    else:
-        for number, line in read_lines(path):
-            if line.strip():
-                yield Document(f"{path.name}:{number}", "", (line,), False)
+        return
+    for number, line in read_lines(path, on_read=on_read):
+        if not line.strip():
+            continue
+        if kind == ".tsv":
+            yield _from_columns(line.split("\t"), f"{path}:{number}")
+        else:
+            yield Document(f"{path.name}:{number}", "", (line,), False)
 
 
-def _from_record(record: dict[str, Any], where: str) -> Document:
+def _from_columns(columns: list[str], where: str) -> Document:
+    if len(columns) not in (2, 3):
+        raise UserError(
+            f"has {len(columns)} columns, expected 2 (id, text) or 3 (id, title, text) with tabs between", where
+        )
+    title = columns[1] if len(columns) == 3 else ""
+    return Document(identifier(columns[0], where), title, (columns[-1],), False)
+
+
+def _from_record(
+    record: dict[str, Any],
+    where: str,
+    text_keys: tuple[str, ...] = _TEXT_KEYS,
+    hint: str = "name the text field 'text'",
+) -> Document:
     name = next((record[key] for key in _ID_KEYS if key in record), None)
     document_id = where if name is None else identifier(name, where)
     title = _text(record.get("title") or "", "title", where)
@@ -68,10 +92,10 @@ def _from_record(record: dict[str, Any], where: str) -> Document:
         if not isinstance(spans, list):
             raise UserError(f"spans is {type(spans).__name__}, expected a list of texts", where)
         return Document(document_id, title, tuple(_text(span, "spans", where) for span in spans), True)
-    key = next((key for key in _TEXT_KEYS if key in record), None)
+    key = next((key for key in text_keys if key in record), None)
     if key is None:
         found = ", ".join(record) or "nothing"
-        raise UserError(f"record has neither text nor spans (found: {found})", where, "name the text field 'text'")
+        raise UserError(f"record has neither {text_keys[0]} nor spans (found: {found})", where, hint)
     return Document(document_id, title, (_text(record[key], key, where),), False)
 
 
@@ -79,3 +103,46 @@ def _text(value: object, key: str, where: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{key} holds {type(value).__name__}, expected text", where)
     return value
+
+
+def read_dataset(name: str, *, config: str | None, split: str, column: str) -> Iterator[Document]:
+    """Yield the documents of a Hugging Face data set without loading it whole.
+
+    Rows are read like the objects of a ``.jsonl`` file: ``id`` and ``title`` are taken where they
+    exist. No code that comes with a data set is run.
+
+    Args:
+        name: a hub name, a folder of data files (JSON lines, CSV, Parquet, text), one such file, or
+            what ``save_to_disk`` wrote.
+        config: the configuration, for data sets that have several.
+        split: which split.
+        column: the column that holds the text.
+
+    Raises:
+        UserError: no such data set, split or column, or no row in it.
+    """
+    number = -1
+    for number, row in enumerate(_open_dataset(name, config, split)):
+        yield _from_record(row, f"{name}[{split}]:{number}", (column,), "choose the text with --dataset_column")
+    if number < 0:
+        raise UserError(f"split {split!r} holds no row", name)
+
+
+def _open_dataset(name: str, config: str | None, split: str) -> Iterable[dict[str, Any]]:
+    import datasets
+
+    path = Path(name)
+    try:
+        if (path / "state.json").is_file():
+            return datasets.load_from_disk(name)
+        if (path / "dataset_dict.json").is_file():
+            return datasets.load_from_disk(name)[split]
+        if path.is_file():
+            kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+            kind = next((kinds[suffix] for suffix in reversed(path.suffixes) if suffix in kinds), None)
+            if kind is None:
+                raise UserError(f"is no data file of a known kind, expected {', '.join(kinds)}", name)
+            return datasets.load_dataset(kind, data_files={split: name}, split=split, streaming=True)
+        return datasets.load_dataset(name, config, split=split, streaming=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot open this data set: {str(error).splitlines()[0]}", name) from None

@@ -1,60 +1,37 @@
-"""Documents to spans of tokens: sentences are kept whole where they fit."""
+"""The verb ``spans``: documents of many kinds become a token store."""
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from condenser.artifacts import Workspace, fingerprint, identity, result_config
-from condenser.corpus.documents import Document, read_documents
-from condenser.corpus.tokens import DocumentTokens, SpanTokens, TokenStoreWriter, bare_tokenizer, load_tokenizer
+from condenser.corpus.cutting import Batch, Cutter, CuttingRules, SpanCounts
+from condenser.corpus.documents import Document, read_dataset, read_documents
+from condenser.corpus.parallel import map_in_order, usable_cpus
+from condenser.corpus.tokens import TokenStoreWriter, bare_tokenizer, load_tokenizer, require_words
 from condenser.errors import UserError
 from condenser.options import SpansOptions
 from condenser.talk import Meter, say
 
 if TYPE_CHECKING:
-    import tokenizers
     from transformers import PreTrainedTokenizerBase
 
-# A sentence begins after closing punctuation and blanks, before a capital, a digit or an opening
-# mark; and after a line break. Splitting too often is harmless: sentences are packed together again.
-_SENTENCE_BREAK = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[-]*[^\W_a-z])|\n+")
-
-
-@dataclass
-class SpanCounts:
-    """What a build read, wrote and left out."""
-
-    documents: int = 0
-    spans: int = 0
-    tokens: int = 0
-    documents_with_two_spans: int = 0
-    empty_documents: int = 0
-    short_tails_dropped: int = 0
-    spans_cut: int = 0
-
-    def summary(self) -> str:
-        """Return the counts as one line."""
-        return (
-            f"{self.documents:,} documents, {self.spans:,} spans, {self.tokens:,} tokens; "
-            f"{self.documents_with_two_spans:,} documents have two spans or more; "
-            f"left out: {self.empty_documents:,} empty documents, {self.short_tails_dropped:,} short last spans; "
-            f"{self.spans_cut:,} given spans cut"
-        )
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the counts by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+_BATCH_CHARACTERS = 2**20
+# Threads of one process share the vocabulary in the processor's cache, and are a sixth faster than as many processes,
+# until what Python does between them becomes the limit. A small input is done before processes have started.
+_THREADS_SUFFICE_CPUS = 4
+_THREADS_SUFFICE_BYTES = 64 * 2**20
+_MEGABYTE = 10**6
 
 
 def build_spans(options: SpansOptions) -> Path:
     """Cut documents into spans of at most ``max_length`` tokens and store them by document.
+
+    The result does not depend on the number of workers.
 
     Args:
         options: see `SpansOptions`; ``input`` must name files (the command turns a collection into
@@ -65,34 +42,27 @@ def build_spans(options: SpansOptions) -> Path:
         tokenizer, and a manifest with the counts.
 
     Raises:
-        UserError: unreadable input, no tokenizer or two, a ``max_length`` with no room for text.
+        UserError: unreadable input, no tokenizer or two, one whose words cannot be told apart, a
+            ``max_length`` with no room for text.
     """
-    if not options.input:
-        raise UserError("--input is missing: files of documents, or --collection")
-    if (options.tokenizer is None) == (options.train_tokenizer is None):
-        raise UserError("give exactly one of --tokenizer and --train_tokenizer")
-    inputs = {Path(path).name: fingerprint(path) for path in options.input if Path(path).is_file()}
-    if options.tokenizer is not None:
-        inputs["tokenizer"] = identity(options.tokenizer)
+    _check(options)
     config = result_config(options) | {"input": [Path(path).name for path in options.input]}
-    with Workspace(options.output, "spans", config=config, inputs=inputs) as work:
+    with Workspace(options.output, "spans", config=config, inputs=_fingerprints(options)) as work:
         if work.done:
             return work.output
         tokenizer = _tokenizer(options)
+        require_words(tokenizer)
         room = options.max_length - tokenizer.num_special_tokens_to_add()
         if room < 1:
             raise UserError(
                 f"--max_length {options.max_length} leaves no room for text beside "
                 f"{tokenizer.num_special_tokens_to_add()} special tokens"
             )
-        counts = SpanCounts()
-        with TokenStoreWriter(work.path) as store, Meter("spans", unit="documents") as meter:
-            for batch in batched(read_documents(options.input), options.batch_size):
-                documents = list(cut_documents(batch, bare_tokenizer(tokenizer), room, options.min_tokens, counts))
-                store.write(documents)
-                meter.advance(len(batch))
+        rules = CuttingRules(room, options.min_tokens, options.titles, options.short_spans, options.seed)
+        cutter = partial(Cutter, bare_tokenizer(tokenizer).to_str(), rules)
+        counts = _cut_all(options, cutter, work.path)
         if not counts.spans:
-            raise UserError("no text in the input, nothing to store", ", ".join(options.input))
+            raise UserError("no text in the input, nothing to store", options.dataset or ", ".join(options.input))
         tokenizer.save_pretrained(work.path / "tokenizer")
         say(f"spans: {counts.summary()}")
         return work.commit(
@@ -100,125 +70,87 @@ def build_spans(options: SpansOptions) -> Path:
         )
 
 
+def _check(options: SpansOptions) -> None:
+    if bool(options.input) == (options.dataset is not None):
+        raise UserError("give one of --input (files of documents), --collection and --dataset")
+    if (options.tokenizer is None) == (options.train_tokenizer is None):
+        raise UserError("give exactly one of --tokenizer and --train_tokenizer")
+    if not 0 <= options.short_spans <= 1:
+        raise UserError(f"--short_spans {options.short_spans:g} is no share, expected 0 to 1")
+    for name in ("batch_size", "workers"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} is {value}, expected at least 1")
+
+
+def _fingerprints(options: SpansOptions) -> dict[str, str]:
+    names = [Path(path).name for path in options.input]
+    inputs = {}
+    for place, (name, path) in enumerate(zip(names, options.input, strict=True), start=1):
+        if Path(path).is_file():
+            inputs[name if names.count(name) == 1 else f"{name} ({place})"] = fingerprint(path)
+    if options.dataset is not None:
+        inputs["dataset"] = identity(options.dataset)
+    if options.tokenizer is not None:
+        inputs["tokenizer"] = identity(options.tokenizer)
+    return inputs
+
+
+def _cut_all(options: SpansOptions, cutter: Callable[[], Cutter], folder: Path) -> SpanCounts:
+    """Write the token store into ``folder``."""
+    size = sum(Path(path).stat().st_size for path in options.input if Path(path).is_file())
+    large = options.dataset is not None or size > _THREADS_SUFFICE_BYTES
+    workers = options.workers or (usable_cpus() if large and usable_cpus() > _THREADS_SUFFICE_CPUS else 1)
+    read, counts = _ByteCount(), SpanCounts()
+    gc.freeze()  # documents come and go by the million: do not walk through all libraries each time
+    total, unit = (None, "documents") if options.dataset else (size // _MEGABYTE, "MB")
+    with TokenStoreWriter(folder) as store, Meter("spans", total, unit) as meter:
+        batches = _batched(_documents(options, read.add), options.batch_size)
+        for rows, part in map_in_order(cutter, batches, workers):
+            store.write(rows)
+            counts.add(part)
+            done = counts.documents if options.dataset else read.total // _MEGABYTE
+            meter.advance(done - meter.done, f"{counts.documents:,} documents")
+    gc.unfreeze()
+    return counts
+
+
+class _ByteCount:
+    total = 0
+
+    def add(self, count: int) -> None:
+        self.total += count
+
+
+def _documents(options: SpansOptions, on_read: Callable[[int], None] | None = None) -> Iterator[Document]:
+    if options.dataset is None:
+        return read_documents(options.input, on_read)
+    return read_dataset(
+        options.dataset,
+        config=options.dataset_config,
+        split=options.dataset_split,
+        column=options.dataset_column,
+    )
+
+
 def _tokenizer(options: SpansOptions) -> PreTrainedTokenizerBase:
     if options.tokenizer is not None:
         return load_tokenizer(options.tokenizer)
-    if options.train_tokenizer is None:
-        raise UserError("give exactly one of --tokenizer and --train_tokenizer")
     from condenser.corpus.vocabulary import train_wordpiece
 
-    texts = (text for document in read_documents(options.input) for text in (document.title, *document.texts))
-    return train_wordpiece(texts, options.train_tokenizer)
+    texts = (text for document in _documents(options) for text in (document.title, *document.texts))
+    return train_wordpiece(texts, options.train_tokenizer or 0)
 
 
-def batched(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
-    """Yield lists of at most ``size`` documents."""
-    batch: list[Document] = []
+def _batched(documents: Iterable[Document], size: int) -> Iterator[Batch]:
+    """Yield at most ``size`` documents at a time, and fewer when they are long."""
+    batch = Batch(0, [])
+    characters = 0
     for document in documents:
-        batch.append(document)
-        if len(batch) == size:
+        batch.documents.append(document)
+        characters += sum(map(len, document.texts))
+        if len(batch.documents) == size or characters >= _BATCH_CHARACTERS:
             yield batch
-            batch = []
-    if batch:
+            batch, characters = Batch(batch.first + len(batch.documents), []), 0
+    if batch.documents:
         yield batch
-
-
-def cut_documents(
-    documents: Sequence[Document], tokenizer: tokenizers.Tokenizer, room: int, min_tokens: int, counts: SpanCounts
-) -> Iterator[DocumentTokens]:
-    """Tokenize documents and cut each into spans of at most ``room`` tokens (without special tokens).
-
-    A title is put in front of the text as a sentence of its own. Spans given by the user are kept
-    as they are and cut at ``room``.
-    """
-    texts: list[str] = []
-    for document in documents:
-        if document.is_cut:
-            texts.extend(document.texts)
-        else:
-            texts.append("\n".join(part for part in (document.title, *document.texts) if part))
-    encodings = iter(tokenizer.encode_batch(texts, add_special_tokens=False))
-    text_of = iter(texts)
-    for document in documents:
-        counts.documents += 1
-        spans: list[SpanTokens] = []
-        for _ in document.texts if document.is_cut else (0,):
-            encoding, text = next(encodings), next(text_of)
-            tokens = SpanTokens(np.asarray(encoding.ids, np.int32), _word_starts(encoding.word_ids))
-            if document.is_cut:
-                counts.spans_cut += len(tokens.ids) > room
-                cuts = [(0, min(room, len(tokens.ids)))] if len(tokens.ids) else []
-            else:
-                cuts = cut_spans(
-                    _sentence_starts(text, encoding.offsets),
-                    np.flatnonzero(tokens.word_starts),
-                    len(tokens.ids),
-                    room,
-                    min_tokens,
-                )
-                cuts = _drop_short_tail(cuts, min_tokens, counts)
-            spans.extend(SpanTokens(tokens.ids[a:b], tokens.word_starts[a:b]) for a, b in cuts)
-        if not spans:
-            counts.empty_documents += 1
-            continue
-        counts.spans += len(spans)
-        counts.tokens += sum(len(span.ids) for span in spans)
-        counts.documents_with_two_spans += len(spans) > 1
-        yield DocumentTokens(document.id, spans)
-
-
-def _word_starts(word_ids: Sequence[int | None]) -> np.ndarray:
-    """Mark the tokens that begin a word, by the tokenizer's own pre-tokenization (WordPiece and BPE alike)."""
-    words = np.asarray([-1 if word is None else word for word in word_ids], np.int64)
-    starts = np.ones(len(words), bool)
-    starts[1:] = (words[1:] != words[:-1]) | (words[1:] < 0)
-    return starts
-
-
-def _sentence_starts(text: str, offsets: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the indices of the tokens that begin a sentence, the first token left out."""
-    begins = [begin for begin, _ in offsets]
-    starts = {bisect_left(begins, match.end()) for match in _SENTENCE_BREAK.finditer(text)}
-    return sorted(starts - {0, len(begins)})
-
-
-def cut_spans(
-    sentence_starts: Sequence[int], word_starts: Sequence[int] | np.ndarray, length: int, room: int, min_tokens: int = 1
-) -> list[tuple[int, int]]:
-    """Cut a text of ``length`` tokens into spans of at most ``room`` tokens.
-
-    Each span ends at the last sentence start that fits, else (a sentence longer than ``room``) at
-    the last word start, else (a word longer than ``room``) at ``room`` tokens. A span shorter than
-    ``min_tokens`` is lengthened past its sentence end.
-
-    Returns:
-        ``(start, stop)`` pairs that cover all tokens in order.
-    """
-    cuts = []
-    start = 0
-    while length - start > room:
-        stop = _last_between(sentence_starts, start + min(min_tokens, room), start + room)
-        if stop is None:
-            stop = _last_between(word_starts, start + 1, start + room)
-        if stop is None:
-            stop = start + room
-        cuts.append((start, stop))
-        start = stop
-    if start < length:
-        cuts.append((start, length))
-    return cuts
-
-
-def _last_between(values: Sequence[int] | np.ndarray, low: int, high: int) -> int | None:
-    """Return the largest of the ascending ``values`` within ``low..high``, or None."""
-    position = bisect_right(values, high)
-    if position and values[position - 1] >= low:
-        return int(values[position - 1])
-    return None
-
-
-def _drop_short_tail(cuts: list[tuple[int, int]], min_tokens: int, counts: SpanCounts) -> list[tuple[int, int]]:
-    if len(cuts) > 1 and cuts[-1][1] - cuts[-1][0] < min_tokens:
-        counts.short_tails_dropped += 1
-        return cuts[:-1]
-    return cuts

@@ -43,7 +43,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Load a tokenizer from a folder or by hub name.
 
     Raises:
-        UserError: no such folder, nothing loadable in it, or a tokenizer without word boundaries.
+        UserError: no such folder, nothing loadable in it, or no fast version of it.
     """
     from transformers import AutoTokenizer
 
@@ -66,6 +66,22 @@ def bare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
     return engine
 
 
+def require_words(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that does not tell where words begin: it could only mask pieces of words.
+
+    Raises:
+        UserError: it sees one word in a text of four, or a new word in every piece.
+    """
+    encoding = bare_tokenizer(tokenizer).encode("Testing masking whole words", add_special_tokens=False)
+    words = len(set(encoding.word_ids))
+    if words != 4:
+        raise UserError(
+            f"tokenizer finds {words} words in 'Testing masking whole words', so that whole words cannot be masked",
+            tokenizer.name_or_path,
+            "choose a tokenizer whose pre-tokenizer splits at blanks",
+        )
+
+
 class TokenStoreWriter:
     """Writes documents in batches, so that memory does not grow with the corpus."""
 
@@ -85,15 +101,22 @@ class TokenStoreWriter:
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def write(self, documents: Sequence[DocumentTokens]) -> None:
-        """Append documents as one record batch."""
-        if documents:
-            columns = [
-                pa.array([document.id for document in documents], pa.string()),
-                _nested([[span.ids for span in document.spans] for document in documents], pa.int32()),
-                _nested([[span.word_starts for span in document.spans] for document in documents], pa.bool_()),
-            ]
-            self._writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append documents, see `record_batch`."""
+        if len(rows):
+            self._writer.write_batch(rows)
+
+
+def record_batch(documents: Sequence[DocumentTokens]) -> pa.RecordBatch:
+    """Return documents as rows of the store."""
+    if not documents:
+        return pa.RecordBatch.from_pylist([], schema=_SCHEMA)
+    columns = [
+        pa.array([document.id for document in documents], pa.string()),
+        _nested([[span.ids for span in document.spans] for document in documents], pa.int32()),
+        _nested([[span.word_starts for span in document.spans] for document in documents], pa.bool_()),
+    ]
+    return pa.record_batch(columns, schema=_SCHEMA)
 
 
 def _nested(documents: Sequence[Sequence[np.ndarray]], value_type: pa.DataType) -> pa.ListArray:

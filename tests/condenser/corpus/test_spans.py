@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condenser.corpus.spans import build_spans, cut_spans
+from condenser.corpus.cutting import cut_spans
+from condenser.corpus.spans import build_spans
 from condenser.corpus.tokens import TokenStore, load_tokenizer
 from condenser.errors import UserError
 from condenser.options import SpansOptions
