@@ -2,7 +2,8 @@
 
 A stage writes into ``NAME.partial`` beside its output. When it is done, ``manifest.json`` is
 written last and the folder is renamed to ``NAME``: a folder with a manifest is finished, a folder
-without one does not count. A killed stage leaves ``NAME.partial``; the same command goes on there.
+without one does not count. What only serves to go on (checkpoints, the lock) lies in its ``.work``.
+A killed stage leaves ``NAME.partial``; the same command goes on there.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from types import TracebackType
 from typing import Any
 
 from condenser.errors import UserError
+from condenser.faults import fault_point
 from condenser.files import dump_json, prepare_parent, read_json, sha256_file, sync_folder, write_json
 from condenser.talk import say
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-_STARTED = "started.json"
-_LOCK = "lock"
+SCRATCH = ".work"
+_STARTED = f"{SCRATCH}/started.json"
+_LOCK = f"{SCRATCH}/lock"
 _RECORDED_PACKAGES = (
     "condenser-ir",
     "torch",
@@ -41,6 +44,9 @@ _RECORDED_PACKAGES = (
 
 class Workspace:
     """The one way to write an artifact: open, write into ``path``, ``commit``.
+
+    ``scratch`` is a folder inside ``path`` for what serves only to go on: it is not part of the
+    artifact, and goes when the artifact is published.
 
     Args:
         output: the folder that will appear.
@@ -68,6 +74,7 @@ class Workspace:
         if not self.output.name:
             raise UserError("cannot become a folder of results", repr(str(output)), "give --output a name")
         self.path = self.output.with_name(self.output.name + ".partial")
+        self.scratch = self.path / SCRATCH
         self.kind = kind
         self.done = False
         self._resumable = resumable
@@ -110,13 +117,16 @@ class Workspace:
         Returns:
             The finished folder.
         """
+        fault_point("commit-begun")
         write_manifest(self.path, self._started | {"facts": plain(facts)})
+        fault_point("manifest-written")
         self._publish()
         return self.output
 
     def _holds_nothing(self) -> bool:
         """Tell whether a stage ended before it wrote anything to go on with."""
-        return {file.name for file in self.path.iterdir()} <= {_STARTED, _LOCK}
+        files = {file.relative_to(self.path).as_posix() for file in self.path.rglob("*") if file.is_file()}
+        return files <= {_STARTED, _LOCK}
 
     def _finish_interrupted_commit(self) -> bool:
         """Publish what a run left that was killed between its manifest and the rename, if it is what is wanted now."""
@@ -129,9 +139,9 @@ class Workspace:
         if self.output.exists():
             self.output.rmdir()  # only ever an empty folder, see _output_is_up_to_date
         publish_folder(self.path, self.output)
-        # Not before: a run killed until here finds its way back by them.
-        for name in (_STARTED, _LOCK):
-            (self.output / name).unlink(missing_ok=True)
+        fault_point("folder-published")
+        # Not before: a run killed until here finds its way back by it.
+        shutil.rmtree(self.output / SCRATCH)
         self.done = True
 
     def _output_is_up_to_date(self) -> bool:
@@ -146,6 +156,7 @@ class Workspace:
                 "folder is not empty and was not made by this toolkit", self.output, "choose another --output"
             )
         self._refuse_difference(load_manifest(self.output), self.output)
+        shutil.rmtree(self.output / SCRATCH, ignore_errors=True)  # what a run left that was killed at its very end
         say(f"{self.output}: up to date")
         return True
 
@@ -159,7 +170,7 @@ class Workspace:
             )
 
     def _take_lock(self) -> None:
-        self.path.mkdir(exist_ok=True)
+        self.scratch.mkdir(parents=True, exist_ok=True)
         self._lock_handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,10 +194,10 @@ class Workspace:
             for torn in self.path.rglob("*.tmp-*"):  # what a killed atomic_write left
                 torn.unlink()
             return
-        for entry in self.path.iterdir():
-            if entry.is_dir():
+        for entry in (*self.path.iterdir(), *self.scratch.iterdir()):
+            if entry.is_dir() and entry != self.scratch:
                 shutil.rmtree(entry)
-            elif entry.name != _LOCK:
+            elif entry.is_file() and entry != self.path / _LOCK:
                 entry.unlink()
         write_json(started, self._started)
 
@@ -201,9 +212,11 @@ def write_manifest(folder: Path, header: Mapping[str, Any]) -> None:
     files = {}
     for entry in sorted(folder.rglob("*")):
         name = entry.relative_to(folder).as_posix()
+        if name == MANIFEST or name.split("/")[0] == SCRATCH:
+            continue
         if entry.is_dir():
             sync_folder(entry)
-        elif entry.is_file() and name not in (MANIFEST, _STARTED, _LOCK):
+        elif entry.is_file():
             _sync_file(entry)
             files[name] = {"bytes": entry.stat().st_size, "sha256": sha256_file(entry)}
     described = {"files": files, "fingerprint": _fingerprint(files), "versions": _versions()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +102,7 @@ def pretrain(options: PretrainOptions) -> Path:
                 f"({options.max_steps / batches.steps_per_epoch:.2f} epochs) on {accelerator.num_processes} processes"
             )
         run_step = step_function(options, kind)
-        train(model, run_step, batches, settings, accelerator, workspace.path, new_parameters=new_parameters)
+        train(model, run_step, batches, settings, accelerator, workspace, new_parameters=new_parameters)
         if accelerator.is_main_process:
             _finish(workspace, model, tokenizer, options)
         accelerator.wait_for_everyone()
@@ -256,9 +255,6 @@ def _finish(
 ) -> None:
     model.save(workspace.path)
     tokenizer.save_pretrained(workspace.path)
-    shutil.rmtree(workspace.path / "checkpoints", ignore_errors=True)
-    timing = workspace.path / "timing.jsonl"
-    timing.unlink(missing_ok=True)  # wall-clock figures would make equal runs differ
     workspace.commit(
         {
             "objective": options.objective,

@@ -17,7 +17,7 @@ from condenser.files import read_json
 from condenser.pretrain import loop_settings
 from condenser.talk import say
 from condenser.training.distributed import rank, world_size
-from condenser.training.loop import Evaluation, start_accelerator, train
+from condenser.training.loop import BEST, Evaluation, start_accelerator, train
 from condenser.training.steps import accumulate
 from retrieval.collections import Collection, open_collection
 from retrieval.encoder import Encoder, batches_by_length
@@ -118,7 +118,7 @@ def finetune(options: FinetuneOptions) -> Path:
             batches,
             settings,
             accelerator,
-            workspace.path,
+            workspace,
             evaluation=evaluation,
         )
         if accelerator.is_main_process:
@@ -198,18 +198,11 @@ negatives ({options.batch_size} queries a step, {options.negatives} hard negativ
 def _finish(
     workspace: Workspace, encoder: Encoder, options: FinetuneOptions, collection: Collection, steps: int
 ) -> None:
-    best = workspace.path / "best"
+    best = workspace.scratch / BEST
     if best.is_dir():
-        for file in sorted(best.rglob("*")):
-            if file.is_file():
-                target = workspace.path / file.relative_to(best)
-                target.parent.mkdir(exist_ok=True)
-                file.rename(target)
-        shutil.rmtree(best)
+        shutil.copytree(best, workspace.path, dirs_exist_ok=True)
     else:
         encoder.save(workspace.path, _card(options, collection))
-    shutil.rmtree(workspace.path / "checkpoints", ignore_errors=True)
-    (workspace.path / "timing.jsonl").unlink(missing_ok=True)  # wall-clock figures would make equal runs differ
     workspace.commit(
         {
             **read_json(workspace.path / "encoder.json"),

@@ -14,15 +14,24 @@ from torch import Tensor, nn
 
 from condenser.artifacts import load_manifest, seal_folder
 from condenser.errors import UserError
+from condenser.faults import fault_point
 from condenser.files import read_json, write_json
 from condenser.talk import warn
+from condenser.training.distributed import gather_with_gradient, rank, world_size
 
 _STEP = "step-{:08d}"
 _DRAFT = ".draft"
 
 
 def save_checkpoint(
-    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], *, keep: int
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    random: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    *,
+    keep: int,
 ) -> None:
     """Write ``folder/step-N`` and remove all but the ``keep`` newest.
 
@@ -31,6 +40,7 @@ def save_checkpoint(
         step: optimiser steps done.
         model: its trainable parameters and buffers are saved once each, tied tensors under one name.
         optimizer: its moments are saved by parameter name.
+        random: from `random_states`.
         state: everything else that a run needs to go on, as JSON values.
         keep: how many to leave in place.
     """
@@ -40,11 +50,13 @@ def save_checkpoint(
     draft.mkdir()
     save_file(_once_each(model), draft / "model.safetensors")
     save_file(_optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
-    save_file(random_states(), draft / "random.safetensors")
+    save_file(dict(random), draft / "random.safetensors")
     write_json(draft / "state.json", dict(state) | {"step": step})
+    fault_point("checkpoint-written")
     final = folder / _STEP.format(step)
     shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step, passed over on resume
     seal_folder(draft, final, {"kind": "checkpoint"})
+    fault_point("checkpoint-sealed")
     for old in sorted(folder.glob("step-*"))[:-keep]:
         shutil.rmtree(old)
 
@@ -66,26 +78,38 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
             continue
         _restore_model(model, load_file(path / "model.safetensors"))
         _restore_optimizer(model, optimizer, load_file(path / "optimizer.safetensors"))
-        restore_random_states(load_file(path / "random.safetensors"))
-        return read_json(path / "state.json")
+        state = read_json(path / "state.json")
+        if not restore_random_states(load_file(path / "random.safetensors")):
+            warn(
+                "the checkpoint is of another number of processes: the batches stay the same, dropout is drawn anew, "
+                "so results agree with an uninterrupted run but for that"
+            )
+        return state
     if steps:
         raise UserError("no checkpoint here is sound", folder, "remove the folder to start over")
     return None
 
 
-def random_states() -> dict[str, Tensor]:
-    """Return torch's random states of the CPU and of the current CUDA device, if any."""
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """Return torch's random states of all processes, as ``cpu.RANK`` and ``cuda.RANK``; all of them must call it."""
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {
+        f"{kind}.{number}": row.cpu()
+        for kind, state in states.items()
+        for number, row in enumerate(gather_with_gradient(state[None].to(device)))
+    }
 
 
-def restore_random_states(states: Mapping[str, Tensor]) -> None:
-    """Put random states back."""
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+def restore_random_states(states: Mapping[str, Tensor]) -> bool:
+    """Put this process's random states back; False, and nothing is changed, when the number of processes differs."""
+    if len([name for name in states if name.startswith("cpu.")]) != world_size():
+        return False
+    torch.set_rng_state(states[f"cpu.{rank()}"])
+    if f"cuda.{rank()}" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[f"cuda.{rank()}"])
+    return True
 
 
 def _once_each(model: nn.Module) -> dict[str, Tensor]:

@@ -19,12 +19,15 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from condenser.artifacts import Workspace
 from condenser.errors import UserError
+from condenser.faults import fault_point
 from condenser.talk import Meter, say, warn
-from condenser.training.checkpoint import load_checkpoint, remove_drafts, save_checkpoint, truncate
+from condenser.training.checkpoint import load_checkpoint, random_states, remove_drafts, save_checkpoint, truncate
 from condenser.training.distributed import rank, total, world_size
 from condenser.training.steps import MicroBatch, Step
 
+BEST = "best"
 # float16 begins with steps that overflow until the loss scale has come down
 _BAD_STEPS_ALLOWED = {"no": 2, "bf16": 2, "fp16": 20}
 
@@ -51,7 +54,7 @@ class LoopSettings:
 
 @dataclass
 class Evaluation:
-    """A dev score taken while training; the best weights are kept in ``best``."""
+    """A dev score taken while training; the best weights are kept in ``best/``."""
 
     every: int
     score: Callable[[], float]
@@ -95,15 +98,15 @@ def train(
     batches: Callable[[int], Sequence[MicroBatch]],
     settings: LoopSettings,
     accelerator: Accelerator,
-    folder: Path,
+    workspace: Workspace,
     *,
     new_parameters: Sequence[nn.Parameter] = (),
     evaluation: Evaluation | None = None,
 ) -> None:
-    """Train ``model`` in place, going on from the newest checkpoint in ``folder``.
+    """Train ``model`` in place, going on from the newest checkpoint of the workspace.
 
-    Writes ``log.jsonl`` (one line per ``log_every`` steps, the same bytes for the same run),
-    ``timing.jsonl`` (wall-clock figures) and ``checkpoints/``.
+    Writes ``log.jsonl`` (one line per ``log_every`` steps, the same bytes for the same run), and
+    into the scratch folder ``timing.jsonl`` (wall-clock figures), ``checkpoints/`` and ``best/``.
 
     Args:
         model: the module; moved to the accelerator's device.
@@ -112,7 +115,7 @@ def train(
             resumed run needs only its position.
         settings: see `LoopSettings`.
         accelerator: from `start_accelerator`.
-        folder: the run's working folder.
+        workspace: the run's artifact.
         new_parameters: those that learn alone during ``head_warmup_steps``.
         evaluation: a dev score to take on the way and after the last step.
 
@@ -127,7 +130,8 @@ def train(
         fused=accelerator.device.type == "cuda",
     )
     torch.manual_seed(settings.seed * 1_000_003 + rank())
-    checkpoints, logs = folder / "checkpoints", (folder / "log.jsonl", folder / "timing.jsonl")
+    checkpoints, best = workspace.scratch / "checkpoints", workspace.scratch / BEST
+    logs = workspace.path / "log.jsonl", workspace.scratch / "timing.jsonl"
     if accelerator.is_main_process:
         remove_drafts(checkpoints)
     state = load_checkpoint(checkpoints, plain_model, optimizer) or {
@@ -148,7 +152,7 @@ def train(
         generator=torch.Generator(),  # without one, the loader draws from the state that dropout is replayed from
     )
     wrapped.train()
-    meter = Meter(folder.name.removesuffix(".partial"), settings.max_steps, settings.unit, start=state["step"],
+    meter = Meter(workspace.output.name, settings.max_steps, settings.unit, start=state["step"],
                   quiet=not accelerator.is_main_process)  # fmt: skip
     with _Stop() as stop, meter:
         for step, micro_batches in enumerate(steps, start=state["step"]):
@@ -171,11 +175,14 @@ def train(
                 meter.note = f"loss {line['loss']:.3f}"
             meter.advance()
             if evaluation and (state["step"] % evaluation.every == 0 or state["step"] == settings.max_steps):
-                _evaluate(evaluation, state, logs, folder, accelerator)
+                _evaluate(evaluation, state, logs, best, accelerator)
                 wrapped.train()
-            if state["step"] % settings.save_every == 0 or stop.asked:
+            fault_point("step-done")
+            # a signal may reach the processes in different steps, and all must save the same one
+            asked_to_stop = total(stop.asked, accelerator.device) > 0
+            if state["step"] % settings.save_every == 0 or asked_to_stop:
                 _save(checkpoints, plain_model, optimizer, state, settings, accelerator)
-            if stop.asked:
+            if asked_to_stop:
                 say(f"stopped after step {state['step']:,}; the same command goes on from there")
                 raise SystemExit(143)
     accelerator.free_memory()
@@ -229,7 +236,7 @@ def _write_log(logs: tuple[Path, Path], line: dict[str, Any], state: dict[str, A
 
 
 def _evaluate(
-    evaluation: Evaluation, state: dict[str, Any], logs: tuple[Path, Path], folder: Path, accelerator: Accelerator
+    evaluation: Evaluation, state: dict[str, Any], logs: tuple[Path, Path], best: Path, accelerator: Accelerator
 ) -> None:
     """Take the dev score on the first process and keep the weights if none was better."""
     if accelerator.is_main_process:
@@ -238,7 +245,7 @@ def _evaluate(
         say(f"step {state['step']:,}: {evaluation.name} {score:.4f}")
         if state["best_score"] is None or score > state["best_score"]:
             state["best_score"], state["best_step"] = score, state["step"]
-            evaluation.save(folder / "best")
+            evaluation.save(best)
     accelerator.wait_for_everyone()
 
 
@@ -252,9 +259,9 @@ def _save(
 ) -> None:
     if accelerator.scaler is not None:
         state["scaler"] = accelerator.scaler.state_dict()
-    accelerator.wait_for_everyone()
+    random = random_states(accelerator.device)
     if accelerator.is_main_process:
-        save_checkpoint(folder, state["step"], model, optimizer, state, keep=settings.keep_checkpoints)
+        save_checkpoint(folder, state["step"], model, optimizer, random, state, keep=settings.keep_checkpoints)
     accelerator.wait_for_everyone()
 
 

@@ -91,40 +91,50 @@ def test_equal_commands_give_equal_bytes(store: str, tiny_bert: Path, tmp_path: 
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
 
 
-def run_command(options: PretrainOptions) -> subprocess.Popen[bytes]:
+def run_command(options: PretrainOptions, **variables: str) -> subprocess.Popen[bytes]:
     words = []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if value is not None:
             words += [f"--{field.name}", str(value)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
     return subprocess.Popen(
         [sys.executable, "-m", "retrieval.cli", "pretrain", *words], env=environment, stderr=subprocess.PIPE
     )
 
 
+FAULTS = [
+    "step-done:3", "step-done:9", "checkpoint-written:1", "checkpoint-written:2", "checkpoint-sealed:1",
+    "checkpoint-sealed:3", "commit-begun", "manifest-written", "folder-published",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def straight(store: str, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> PretrainOptions:
+    output = tmp_path_factory.mktemp("straight") / "out"
+    options = options_for(store, output, tiny_bert, max_steps=10, save_every=3, objective="cocondenser")
+    assert run_command(options).wait() == 0
+    return options
+
+
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_bytes(store: str, tiny_bert: Path, tmp_path: Path) -> None:
-    straight = options_for(store, tmp_path / "straight", tiny_bert, max_steps=30, save_every=4, objective="cocondenser")
-    process = run_command(straight)
-    assert process.wait() == 0
-    killed = dataclasses.replace(straight, output=str(tmp_path / "killed"))
-    kills = 0
-    for wanted in (4, 12, 24):
-        process = run_command(killed)
-        checkpoint = tmp_path / "killed.partial" / "checkpoints" / f"step-{wanted:08d}"
-        while process.poll() is None and not checkpoint.exists():
-            time.sleep(0.005)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate()
-    assert kills >= 2
-    process = run_command(killed)
-    _, said = process.communicate()
-    assert process.returncode == 0 and b"going on after step" in said
-    for name in ("model.safetensors", "condenser_head.safetensors", "log.jsonl", "manifest.json"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_killed_anywhere_goes_on_to_the_same_bytes(straight: PretrainOptions, tmp_path: Path, fault: str) -> None:
+    options = dataclasses.replace(straight, output=str(tmp_path / "out"))
+    killed = run_command(options, CONDENSER_FAULT=fault)
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    again = run_command(options)
+    _, said = again.communicate()
+    assert again.returncode == 0, said
+    if fault not in ("step-done:3", "checkpoint-written:1", "folder-published", "manifest-written"):
+        assert b"going on after step" in said
+    whole = Path(straight.output)
+    names = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
+    assert names == sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("*") if p.is_file())
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (whole / name).read_bytes(), name
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.slow
@@ -138,7 +148,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(store: str, tiny_bert: Path,
     _, said = process.communicate()
     assert process.returncode == 143
     assert b"the same command goes on from there" in said
-    assert len(list((tmp_path / "out.partial" / "checkpoints").glob("step-*"))) == 1
+    assert len(list((tmp_path / "out.partial" / ".work" / "checkpoints").glob("step-*"))) == 1
 
 
 def test_a_damaged_checkpoint_is_passed_over(
@@ -151,7 +161,7 @@ def test_a_damaged_checkpoint_is_passed_over(
         patch.setattr("condenser.pretrain._finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             pretrain(options)
-    newest = tmp_path / "out.partial" / "checkpoints" / "step-00000006" / "model.safetensors"
+    newest = tmp_path / "out.partial" / ".work" / "checkpoints" / "step-00000006" / "model.safetensors"
     damaged = bytearray(newest.read_bytes())
     damaged[-1] ^= 1
     newest.write_bytes(damaged)

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,10 +185,13 @@ def test_a_killed_run_ends_in_the_same_bytes(tiny_bert: Path, tmp_path: Path) ->
 def test_a_changed_corpus_is_not_mixed_in(
     options: EncodeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*rest: object) -> None:
+    write = encode_module.write_shard
+
+    def stop_after_one(*rest: Any) -> None:
+        write(*rest)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(encode_module, "write_shard", stop)
+    monkeypatch.setattr(encode_module, "write_shard", stop_after_one)
     with pytest.raises(KeyboardInterrupt):
         encode(options)
     write_passages(tmp_path / "corpus.jsonl", 12)
