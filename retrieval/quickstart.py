@@ -190,7 +190,7 @@ def _retriever_stages(options: QuickstartOptions, root: Path, prefix: str, start
         pooling="cls",
         normalize=True,
         temperature=0.05,
-        learning_rate=2e-4,
+        learning_rate=3e-4,
         query_max_length=32,
         passage_max_length=_MAX_LENGTH,
         eval_every=max(1, steps // 2),
