@@ -7,6 +7,7 @@ code loads; a model whose weights are only there as ``.bin`` becomes one with sa
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 
 import torch
@@ -123,7 +124,9 @@ def read_tensors(files: list[Path]) -> dict[str, Tensor]:
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
     try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an unusual pickle: what comes of it is said here
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # what torch raises depends on the byte where the file goes wrong
         reason = first_line(error).split(". ")[0]
         raise UserError(f"is damaged, or holds more than plain tensors ({reason})", file) from None
@@ -185,9 +188,9 @@ def _to_reference(folder: Path, output: Path) -> dict[str, object]:
 def _from_transformers(folder: Path, files: list[Path], output: Path) -> dict[str, object]:
     tensors = read_tensors(files[1:])
     # Tied weights are one tensor under two names in a pickle; safetensors keeps one, and transformers ties them again.
-    first_names: dict[tuple[int, torch.Size], str] = {}
+    first_names: dict[tuple[object, ...], str] = {}
     for name, value in tensors.items():
-        first_names.setdefault((value.data_ptr(), value.shape), name)
+        first_names.setdefault((value.data_ptr(), value.shape, value.stride()), name)
     kept = {name: tensors[name].contiguous().clone() for name in first_names.values()}
     save_file(kept, output / WEIGHTS, metadata={"format": "pt"})
     shutil.copyfile(folder / CONFIG, output / CONFIG)

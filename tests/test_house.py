@@ -34,7 +34,7 @@ ROOMS = [
 LIGHT = [
     *(package for package in PACKAGES),
     *(f"{package}.options" for package in PACKAGES),
-    *(f"condenser.{name}" for name in ("errors", "files", "artifacts", "talk")),
+    *(f"condenser.{name}" for name in ("errors", "files", "artifacts", "talk", "hub", "weights")),
     *(f"eval.{file.stem}" for file in sorted((ROOT / "eval").glob("*.py")) if file.stem != "__init__"),
     *(f"retrieval.{name}" for name in ("cli", "records", "readers", "collections")),
 ]

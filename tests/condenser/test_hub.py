@@ -38,3 +38,20 @@ def test_positions_that_start_behind_the_pad_token_are_fewer() -> None:
 
     assert position_limit(BertConfig(max_position_embeddings=512)) == 512
     assert position_limit(RobertaConfig(max_position_embeddings=514, pad_token_id=1)) == 512
+
+
+def test_pickled_weights_are_fetched_only_on_wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name whose configuration is in the cache already, but not its weights."""
+    asked: list[tuple[bool, bool]] = []
+
+    def download(name: str, *, allow_patterns: list[str], local_files_only: bool = False) -> str:
+        asked.append(("*.bin" in allow_patterns, local_files_only))
+        if not local_files_only and "*.bin" in allow_patterns:
+            (tmp_path / "pytorch_model.bin").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert local_folder("owner/name") == tmp_path
+    assert local_folder("owner/name", also="*.bin") == tmp_path
+    assert local_folder("owner/name", also="*.bin") == tmp_path
+    assert asked == [(False, True), (True, True), (True, False), (True, True)]
