@@ -193,9 +193,9 @@ def load_backbone(
         dtypes = stored_dtypes(folder)
     else:
         dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
-    half = sorted(dtypes & {"float16", "bfloat16"})
-    if half:
-        say(f"{name}: weights are stored as {' and '.join(half)}; trained in float32")
+    others = sorted(dtypes & {"float16", "bfloat16", "float64"})
+    if others:
+        say(f"{name}: weights are stored as {' and '.join(others)}; trained in float32")
     try:
         with quiet_transformers():
             family_class: Any = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
@@ -217,12 +217,11 @@ def load_backbone(
     fresh = set(backbone.head_parameters()) <= missing
     _check_keys(name, backbone, {key for key in missing if not (fresh and backbone.in_head(key))}, unexpected)
     if fresh:
-        say(
-            f"{name}: no masked-LM head in these weights; a new one is started "
-            "(decoder tied to the word embeddings, transform near identity, bias at the log frequency of each token)"
-        )
+        how = ""
         if unigram_counts is not None:
             backbone.start_vocabulary_head(unigram_counts)
+            how = " (decoder: the word embeddings; transform: near identity; bias: log frequency of each token)"
+        say(f"{name}: no masked-LM head in these weights; a new one is started{how}")
     return backbone, fresh
 
 
@@ -240,7 +239,7 @@ def _check_keys(name: str | Path, backbone: Backbone, missing: set[str], unexpec
             f"weights have {len(unknown)} parameters beyond the {backbone.layers} layers of config.json, "
             f"such as {sample(unknown, 2)}",
             name,
-            "num_hidden_layers there does not fit these weights",
+            "the number of layers there is not that of these weights",
         )
 
 

@@ -255,7 +255,7 @@ def test_an_encoder_without_vocabulary_head_gets_a_new_one(
     backbone, fresh = load_backbone(tmp_path, counts)
     assert fresh
     said = capsys.readouterr().err
-    assert "no masked-LM head in these weights; a new one is started (decoder tied to the word embeddings" in said
+    assert "no masked-LM head in these weights; a new one is started (decoder: the word embeddings" in said
     assert said.count("\n") == 1
     new = backbone.lm
     assert new.get_output_embeddings().weight is new.get_input_embeddings().weight
