@@ -73,6 +73,7 @@ class SpansOptions:
     )
 
 
+RandomTokens = Literal["ordinary", "all"]
 Objective = Literal["mlm", "condenser", "cocondenser"]
 
 
@@ -100,6 +101,9 @@ class PretrainOptions:
         None, "cocondenser: spans per chunk of gradient caching; large batches in the memory of one chunk"
     )
     mlm_probability: float = option(0.15, "share of tokens that are masked, in whole words")
+    random_tokens: RandomTokens = option(
+        "ordinary", "what a tenth of the masked tokens is replaced by; all: also special tokens, as the original code"
+    )
     skip_from: int | None = option(
         None, "layer whose token states the Condenser head sees; default: as in --init, else half the layers"
     )

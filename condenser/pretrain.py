@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from condenser.artifacts import Workspace, fingerprint, identity, result_config
 from condenser.corpus.batches import Frame, PretrainBatch, SpanBatches
-from condenser.corpus.corruption import MaskingPolicy
-from condenser.corpus.tokens import TokenStore, load_tokenizer
+from condenser.corpus.corruption import masking_policy
+from condenser.corpus.tokens import TokenStore, load_tokenizer, require_words
 from condenser.errors import UserError
 from condenser.hub import local_folder
 from condenser.models.backbone import Backbone, load_backbone, new_backbone
@@ -59,7 +58,7 @@ def cocondenser_objective(
     """Masked-LM losses plus the contrastive loss over the spans of the micro-batch on all processes."""
     out = model(batch.input_ids, batch.attention_mask, batch.labels)
     losses = {name: loss * share for name, loss in out.losses.items()}
-    return losses | {"contrastive": span_contrastive_loss(out.cls) * fraction}
+    return losses | {"contrastive": span_contrastive_loss(out.cls[: batch.paired_rows]) * batch.pair_share}
 
 
 def pretrain(options: PretrainOptions) -> Path:
@@ -97,7 +96,7 @@ def pretrain(options: PretrainOptions) -> Path:
         batches = build_batches(options, kind, store, tokenizer, model.backbone)
         if accelerator.is_main_process:
             say(
-                f"{options.objective}: {batches.examples:,} {'documents' if kind.pairs else 'spans'}, "
+                f"{options.objective}: {batches.describe()}; "
                 f"{options.max_steps:,} steps of {options.batch_size:,} "
                 f"({options.max_steps / batches.steps_per_epoch:.2f} epochs) on {accelerator.num_processes} processes"
             )
@@ -121,7 +120,7 @@ def step_function(options: PretrainOptions, kind: ObjectiveKind) -> Step:
         raise UserError(f"--cache_chunk is for cocondenser, {options.objective} has no loss over the whole batch")
     if options.cache_chunk < 1 or options.gradient_accumulation > 1:
         raise UserError("--cache_chunk is a number of spans above zero, and stands in the place of accumulation")
-    return cached(lambda cls, batch: span_contrastive_loss(cls), options.cache_chunk)
+    return cached(lambda cls, batch: span_contrastive_loss(cls[: batch.paired_rows]), options.cache_chunk)
 
 
 def loop_settings(options: Any, unit: str = "steps", **others: Any) -> LoopSettings:
@@ -219,11 +218,13 @@ def build_batches(
     special = tokenizer.num_special_tokens_to_add()
     if length <= special:
         raise UserError(f"--max_length {length} leaves no room for text beside {special} special tokens")
-    vocabulary = np.arange(len(tokenizer))
-    policy = MaskingPolicy(
+    require_words(tokenizer)
+    policy = masking_policy(
+        len(tokenizer),
+        tokenizer.all_special_ids,
         mask_id=_token(tokenizer, "mask"),
-        replacements=np.setdiff1d(vocabulary, tokenizer.all_special_ids),
         probability=options.mlm_probability,
+        random_tokens=options.random_tokens,
     )
     return SpanBatches(
         store,

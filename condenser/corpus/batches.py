@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,11 +16,22 @@ from condenser.errors import UserError
 
 @dataclass(frozen=True)
 class PretrainBatch:
-    """Corrupted spans as tensors (rows, length); ``attention_mask`` is None when no row is padded."""
+    """Corrupted spans as tensors (rows, length).
+
+    Attributes:
+        input_ids: CLS, corrupted tokens, SEP, padding.
+        attention_mask: 1 on tokens; None when no row is padded.
+        labels: -100 where nothing is asked.
+        paired_rows: the first rows 2k and 2k+1 are two spans of one document, up to this number;
+            later rows have no partner. None: all rows are paired.
+        pair_share: this micro-batch's part of the step's pairs, over all processes.
+    """
 
     input_ids: Tensor
     attention_mask: Tensor | None
     labels: Tensor
+    paired_rows: int | None = None
+    pair_share: float = 1.0
 
     @property
     def weight(self) -> float:
@@ -30,7 +41,7 @@ class PretrainBatch:
     def to(self, device: torch.device) -> PretrainBatch:
         """Return a copy on ``device``."""
         mask = None if self.attention_mask is None else self.attention_mask.to(device)
-        return PretrainBatch(self.input_ids.to(device), mask, self.labels.to(device))
+        return replace(self, input_ids=self.input_ids.to(device), attention_mask=mask, labels=self.labels.to(device))
 
 
 @dataclass(frozen=True)
@@ -62,8 +73,8 @@ class SpanBatches:
 
     Args:
         store: the corpus.
-        pairs: True draws two different spans of each of ``batch_size`` documents (coCondenser),
-            False single spans.
+        pairs: True takes ``batch_size`` documents per step (coCondenser): two different spans of each,
+            or the only one, which serves the masked-LM losses alone; False takes single spans.
         batch_size: examples per step over all processes and micro-batches.
         micro_batches: forward passes per step and process.
         policy: how tokens are masked.
@@ -75,7 +86,8 @@ class SpanBatches:
         world: number of processes.
 
     Raises:
-        UserError: fewer examples than one step needs, or a batch that cannot be shared out evenly.
+        UserError: fewer examples than one step needs, no document with two spans for pairs, or a batch
+            that cannot be shared out evenly.
     """
 
     def __init__(
@@ -99,36 +111,65 @@ class SpanBatches:
         self._store, self._pairs, self._policy, self._frame = store, pairs, policy, frame
         self._batch_size, self._micro, self._room, self._seed = batch_size, micro_batches, room, seed
         self._rank, self._world = rank, world
-        self._documents = np.flatnonzero(store.spans_per_document >= 2) if pairs else np.zeros(0, np.int64)
-        self.examples = len(self._documents) if pairs else store.span_count
+        self.examples = len(store) if pairs else store.span_count
+        if pairs and not self._has_two(np.arange(len(store))).any():
+            raise UserError(
+                "holds no document with two spans, which cocondenser needs",
+                store.folder,
+                "build the spans with a smaller --max_length, or pretrain with --objective condenser",
+            )
         if self.examples < batch_size:
-            kind = "documents with two spans" if pairs else "spans"
+            kind = "documents" if pairs else "spans"
             raise UserError(
                 f"holds {self.examples:,} {kind}, one step needs {batch_size:,}", store.folder, "lower --batch_size"
             )
         self.steps_per_epoch = self.examples // batch_size
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
+    def describe(self) -> str:
+        """Say what there is to draw from, and what is not used whole."""
+        parts = [f"{self.examples:,} {'documents' if self._pairs else 'spans'}"]
+        if self._pairs:
+            alone = int((~self._has_two(np.arange(self.examples))).sum())
+            parts.append(f"{alone:,} of them with one span, for the MLM losses only")
+        longer = self._store.spans_longer_than(self._room)
+        if longer:
+            share = 100 * longer / self._store.span_count
+            parts.append(f"{longer:,} spans ({share:.1f} %) longer than {self._room} tokens, read through a window")
+        return "; ".join(parts)
+
     def __call__(self, step: int) -> list[PretrainBatch]:
         """Return this process's micro-batches of a step counted from 0."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        local = self._batch_size // self._world
-        first = place * self._batch_size + self._rank * local
-        examples = self._order(epoch)[first : first + local]
-        return [
-            collate([row for example in part for row in self._rows(epoch, int(example))], self._frame)
-            for part in np.split(examples, self._micro)
-        ]
+        examples = self._order(epoch)[place * self._batch_size :][: self._batch_size]
+        if not self._pairs:
+            own = examples.reshape(self._world, self._micro, -1)[self._rank]
+            return [collate([self._span(epoch, int(example)) for example in part], self._frame) for part in own]
+        documents = examples.reshape(self._world, self._micro, -1)
+        paired = self._has_two(documents)
+        shares = paired.sum(axis=(0, 2)) / max(1, paired.sum())
+        own = zip(documents[self._rank], paired[self._rank], shares.tolist(), strict=True)
+        return [self._micro_batch(epoch, part, has_two, share) for part, has_two, share in own]
+
+    def _has_two(self, documents: np.ndarray) -> np.ndarray:
+        return self._store.spans_per_document[documents] >= 2
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         return np.random.default_rng([self._seed, epoch]).permutation(self.examples)
 
-    def _rows(self, epoch: int, example: int) -> list[Corrupted]:
-        rng = np.random.default_rng([self._seed, epoch, example])
-        if not self._pairs:
-            return [self._corrupt(self._store.span_at(example), rng)]
-        document = int(self._documents[example])
-        chosen = rng.choice(self._store.spans_per_document[document], size=2, replace=False)
+    def _span(self, epoch: int, example: int) -> Corrupted:
+        return self._corrupt(self._store.span_at(example), np.random.default_rng([self._seed, epoch, example]))
+
+    def _micro_batch(self, epoch: int, documents: np.ndarray, has_two: np.ndarray, share: float) -> PretrainBatch:
+        """Take two spans of the documents that have them, and behind these one span of the others."""
+        in_order = np.concatenate([documents[has_two], documents[~has_two]]).tolist()
+        rows = [row for document in in_order for row in self._spans_of(epoch, document)]
+        return replace(collate(rows, self._frame), paired_rows=2 * int(has_two.sum()), pair_share=share)
+
+    def _spans_of(self, epoch: int, document: int) -> list[Corrupted]:
+        rng = np.random.default_rng([self._seed, epoch, document])
+        count = int(self._store.spans_per_document[document])
+        chosen = rng.choice(count, size=min(2, count), replace=False)
         return [self._corrupt(self._store.span(document, int(index)), rng) for index in chosen]
 
     def _corrupt(self, span: SpanTokens, rng: np.random.Generator) -> Corrupted:

@@ -179,6 +179,10 @@ class TokenStore:
         before = int(self._span_ends[document - 1]) if document else 0
         return self.span(document, position - before)
 
+    def spans_longer_than(self, tokens: int) -> int:
+        """Count the spans of more than ``tokens`` tokens."""
+        return sum(int((np.diff(chunk.values.offsets.to_numpy()) > tokens).sum()) for chunk in self._ids)
+
     def unigram_counts(self, vocabulary_size: int) -> np.ndarray:
         """Count each token id over the whole store; int64 (vocabulary_size,)."""
         counts = np.zeros(vocabulary_size, np.int64)

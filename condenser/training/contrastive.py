@@ -20,9 +20,11 @@ def span_contrastive_loss(cls: Tensor) -> Tensor:
         cls: (2n, d) vectors of this process, rows 2k and 2k+1 from document k.
 
     Returns:
-        The mean over the spans of all processes.
+        The mean over the spans of all processes; 0 when there are none.
     """
     vectors = gather_with_gradient(cls)
+    if not len(vectors):
+        return cls.sum()
     scores = at_least_float32(vectors @ vectors.T)
     itself = torch.eye(len(vectors), dtype=torch.bool, device=vectors.device)
     partner = torch.arange(len(vectors), device=vectors.device) ^ 1

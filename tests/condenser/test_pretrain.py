@@ -255,7 +255,7 @@ def test_two_processes_equal_one(store: str, tiny_bert: Path, tmp_path: Path) ->
         ({"max_length": 2}, "leaves no room for text"),
         ({"mixed_precision": "fp16"}, "--mixed_precision fp16 needs a GPU"),
         ({"init": "/no/such/folder"}, "/no/such/folder: no such folder, expected a model folder"),
-        ({"objective": "cocondenser", "batch_size": 25}, "documents with two spans, one step needs 25"),
+        ({"objective": "cocondenser", "batch_size": 25}, "holds 24 documents, one step needs 25"),
     ],
 )
 def test_bad_options_are_one_line(

@@ -10,7 +10,7 @@ from condenser.corpus.corruption import Corrupted, MaskingPolicy, choose_words, 
 from condenser.corpus.tokens import SpanTokens
 
 MASK = 103
-POLICY = MaskingPolicy(mask_id=MASK, replacements=np.arange(200, 300))
+POLICY = MaskingPolicy(mask_id=MASK, replacements=np.arange(200, 300), special=np.array([MASK]))
 
 
 def span_of(word_sizes: list[int]) -> SpanTokens:
