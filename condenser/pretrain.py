@@ -163,6 +163,8 @@ def build_model(
         new += list(model.head.parameters())
         if options.init is not None:
             _announce_new_head(options, model)
+    if new and options.init is not None and not options.head_warmup_steps:
+        say("--head_warmup_steps N would let what is new settle for N steps while the encoder stands still")
     return model, new
 
 

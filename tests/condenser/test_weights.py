@@ -213,3 +213,14 @@ def test_heads_that_do_not_fit_are_one_line(
 def test_kinds_of_numbers_are_read_from_the_files(tmp_path: Path) -> None:
     tiny_model("bert").half().save_pretrained(tmp_path)
     assert stored_dtypes(tmp_path) == {"float16"}
+
+
+@pytest.mark.parametrize(("others", "said_of_it"), [([], True), (["--head_warmup_steps", "1"], False)])
+def test_a_new_head_is_announced(
+    others: list[str], said_of_it: bool, store: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--data", str(store), "--max_steps", "1", "--batch_size", "2", "--device", "cpu", *others]
+    assert main(["pretrain", "--init", str(model), *settings, "--output", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert f"{model}: no Condenser head in these weights; 2 new layers are started" in said
+    assert ("--head_warmup_steps N would let what is new settle" in said) == said_of_it
