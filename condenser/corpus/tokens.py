@@ -48,7 +48,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(local_folder(name), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(local_folder(name), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"no tokenizer could be loaded: {str(error).splitlines()[0]}", name) from None
     if not tokenizer.is_fast:
