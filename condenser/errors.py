@@ -16,6 +16,8 @@ class UserError(Exception):
         hint: what to do about it.
     """
 
+    exit_status = 2
+
     def __init__(self, what: str, where: str | Path | None = None, hint: str | None = None) -> None:
         self.what = what
         self.where = None if where is None else str(where)
@@ -29,6 +31,12 @@ class UserError(Exception):
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str | None, str | None]]:
         return type(self), (self.what, self.where, self.hint)
+
+
+class RunFailed(UserError):
+    """A run that began well and cannot go on, told in one line: numbers ran away, or memory ran out."""
+
+    exit_status = 1
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

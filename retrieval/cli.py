@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(words)
     except UserError as error:
         print(f"condenser: error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_status
     except KeyboardInterrupt:
         print("condenser: interrupted; run the same command again to go on", file=sys.stderr)
         return 130

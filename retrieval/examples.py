@@ -155,10 +155,9 @@ class PairBatches:
 
     def __call__(self, step: int) -> list[PairBatch]:
         """Return the step's batch for this process, as the one micro-batch of the step."""
-        epoch, place = divmod(step, self.steps_per_epoch)
+        epoch, whole = self._chosen(step)
         local = self._batch_size // self._world
-        first = place * self._batch_size + self._rank * local
-        chosen = [int(i) for i in self._order(epoch)[first : first + local]]
+        chosen = whole[self._rank * local :][:local]
         examples = [self._examples[i] for i in chosen]
         ids: list[str] = []
         targets = []
@@ -169,6 +168,15 @@ class PairBatches:
             count = min(self._negatives, len(example.negatives))
             ids.extend(example.negatives[i] for i in rng.choice(len(example.negatives), count, replace=False))
         return [self._batch(examples, ids, targets)]
+
+    def names(self, step: int) -> list[str]:
+        """Return the ids of a step's queries, over all processes."""
+        return [self._examples[index].query_id for index in self._chosen(step)[1]]
+
+    def _chosen(self, step: int) -> tuple[int, list[int]]:
+        """Return a step's epoch and its examples, over all processes."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        return epoch, self._order(epoch)[place * self._batch_size :][: self._batch_size].tolist()
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         return np.random.default_rng([self._seed, epoch]).permutation(len(self._examples))

@@ -13,6 +13,7 @@ the loaded model and optimiser, after a first small step. The last line is JSON:
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -109,7 +110,9 @@ def measure(store_folder: str, documents: int, chunk: int, steps: int) -> dict[s
     def run(number: int, rows: int | None = None) -> None:
         (batch,) = batches(number)
         if rows:
-            batch = type(batch)(*(None if value is None else value[:rows] for value in vars(batch).values()))
+            mask = None if batch.attention_mask is None else batch.attention_mask[:rows]
+            small = {"input_ids": batch.input_ids[:rows], "attention_mask": mask, "labels": batch.labels[:rows]}
+            batch = dataclasses.replace(batch, **small, paired_rows=rows)
         step(model, [batch], accelerator)
         optimizer.step()
         optimizer.zero_grad()

@@ -140,8 +140,7 @@ class SpanBatches:
 
     def __call__(self, step: int) -> list[PretrainBatch]:
         """Return this process's micro-batches of a step counted from 0."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        examples = self._order(epoch)[place * self._batch_size :][: self._batch_size]
+        epoch, examples = self._examples(step)
         if not self._pairs:
             own = examples.reshape(self._world, self._micro, -1)[self._rank]
             return [collate([self._span(epoch, int(example)) for example in part], self._frame) for part in own]
@@ -150,6 +149,17 @@ class SpanBatches:
         shares = paired.sum(axis=(0, 2)) / max(1, paired.sum())
         own = zip(documents[self._rank], paired[self._rank], shares.tolist(), strict=True)
         return [self._micro_batch(epoch, part, has_two, share) for part, has_two, share in own]
+
+    def names(self, step: int) -> list[str]:
+        """Return the ids of the documents that a step draws from, over all processes."""
+        _, examples = self._examples(step)
+        documents = examples if self._pairs else [self._store.document_of(int(position)) for position in examples]
+        return [self._store.name(int(document)) for document in documents]
+
+    def _examples(self, step: int) -> tuple[int, np.ndarray]:
+        """Return a step's epoch and its documents (or positions of spans), over all processes."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        return epoch, self._order(epoch)[place * self._batch_size :][: self._batch_size]
 
     def _has_two(self, documents: np.ndarray) -> np.ndarray:
         return self._store.spans_per_document[documents] >= 2

@@ -145,6 +145,7 @@ class TokenStore:
         self.folder = Path(folder)
         self.manifest = load_manifest(self.folder, "spans")
         table = Dataset.from_file(str(self.folder / TOKENS_FILE)).data.table
+        self._names: pa.ChunkedArray = table.column("id")
         self._ids: list[pa.ListArray] = table.column("ids").chunks
         self._starts: list[pa.ListArray] = table.column("word_starts").chunks
         self._chunk_ends = np.cumsum([len(chunk) for chunk in self._ids])
@@ -175,9 +176,17 @@ class TokenStore:
 
     def span_at(self, position: int) -> SpanTokens:
         """Return a span by its position among all spans of the corpus."""
-        document = int(np.searchsorted(self._span_ends, position, side="right"))
+        document = self.document_of(position)
         before = int(self._span_ends[document - 1]) if document else 0
         return self.span(document, position - before)
+
+    def document_of(self, position: int) -> int:
+        """Return the document that holds the span at this position among all spans."""
+        return int(np.searchsorted(self._span_ends, position, side="right"))
+
+    def name(self, document: int) -> str:
+        """Return a document's id in the source."""
+        return str(self._names[document].as_py())
 
     def spans_longer_than(self, tokens: int) -> int:
         """Count the spans of more than ``tokens`` tokens."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 import torch
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from condenser.artifacts import Workspace
-from condenser.errors import UserError
+from condenser.errors import RunFailed, UserError
 from condenser.faults import fault_point
+from condenser.files import write_json
 from condenser.talk import Meter, say, warn
 from condenser.training.checkpoint import load_checkpoint, random_states, remove_drafts, save_checkpoint, truncate
 from condenser.training.distributed import rank, total, world_size
@@ -62,17 +63,29 @@ class Evaluation:
     name: str = "dev"
 
 
+class BatchSource(Protocol):
+    """Where a run's batches come from: pure functions of the step's number (from 0)."""
+
+    def __call__(self, step: int) -> Sequence[MicroBatch]:
+        """Return this process's micro-batches."""
+        ...
+
+    def names(self, step: int) -> list[str]:
+        """Return the ids of the step's examples, to look at when numbers run away."""
+        ...
+
+
 class _Steps(Dataset[list[Any]]):
     """The micro-batches of each step, made by a pure function of its number."""
 
-    def __init__(self, make: Callable[[int], list[Any]], count: int) -> None:
-        self._make, self._count = make, count
+    def __init__(self, batches: BatchSource, count: int) -> None:
+        self._batches, self._count = batches, count
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, step: int) -> list[Any]:
-        return self._make(step)
+        return list(self._batches(step))
 
 
 def start_accelerator(settings: LoopSettings) -> Accelerator:
@@ -95,7 +108,7 @@ def start_accelerator(settings: LoopSettings) -> Accelerator:
 def train(
     model: nn.Module,
     run_step: Step,
-    batches: Callable[[int], Sequence[MicroBatch]],
+    batches: BatchSource,
     settings: LoopSettings,
     accelerator: Accelerator,
     workspace: Workspace,
@@ -111,8 +124,7 @@ def train(
     Args:
         model: the module; moved to the accelerator's device.
         run_step: forward and backward of one step, see `condenser.training.steps`.
-        batches: step number (from 0) to this process's micro-batches; a pure function, so that a
-            resumed run needs only its position.
+        batches: this process's micro-batches by step; a resumed run needs only its position.
         settings: see `LoopSettings`.
         accelerator: from `start_accelerator`.
         workspace: the run's artifact.
@@ -120,7 +132,8 @@ def train(
         evaluation: a dev score to take on the way and after the last step.
 
     Raises:
-        FloatingPointError: three steps in a row without a finite gradient.
+        RunFailed: three steps in a row without a finite gradient (``bad-batch.json`` names their
+            examples), or GPU memory that ran out.
         SystemExit: 143, after SIGTERM, with a checkpoint written.
     """
     plain_model = model.to(accelerator.device)
@@ -145,7 +158,7 @@ def train(
         accelerator.scaler.load_state_dict(state["scaler"])
     wrapped, prepared = accelerator.prepare(plain_model, optimizer)
     steps = DataLoader(
-        _Steps(lambda step: list(batches(step)), settings.max_steps),
+        _Steps(batches, settings.max_steps),
         batch_size=None,
         sampler=range(state["step"], settings.max_steps),
         num_workers=settings.workers,
@@ -159,14 +172,17 @@ def train(
             rate = learning_rate_at(step, settings)
             for group in optimizer.param_groups:
                 group["lr"] = 0.0 if step < settings.head_warmup_steps and not group["new"] else rate
-            losses = run_step(wrapped, micro_batches, accelerator)
+            with _explained_memory(step):
+                losses = run_step(wrapped, micro_batches, accelerator)
             norm = float(accelerator.clip_grad_norm_(wrapped.parameters(), settings.max_grad_norm))
             sound = math.isfinite(norm)
             if sound or accelerator.scaler is not None:  # the scaler skips the step itself, and learns from it
                 prepared.step()
             state["bad_steps"] = 0 if sound else state["bad_steps"] + 1
             if not sound:
-                _report_bad_step(step, norm, losses, state["bad_steps"], settings.mixed_precision)
+                warn(f"step {step + 1}: gradient norm is {norm} ({_in_words(losses)}); the step is not applied")
+            if state["bad_steps"] > _BAD_STEPS_ALLOWED[settings.mixed_precision]:
+                raise _diverged(step, state["bad_steps"], losses, rate, batches, workspace)
             prepared.zero_grad()
             state["step"] = step + 1
             if state["step"] % settings.log_every == 0 or state["step"] == settings.max_steps:
@@ -216,14 +232,37 @@ def _averaged(losses: dict[str, Tensor], accelerator: Accelerator) -> dict[str, 
     return {"loss": sum(values.values()), **values}
 
 
-def _report_bad_step(step: int, norm: float, losses: dict[str, Tensor], in_a_row: int, precision: str) -> None:
-    parts = ", ".join(f"{name} {float(loss):.4g}" for name, loss in losses.items())
-    warn(f"step {step + 1}: gradient norm is {norm} ({parts}); the step is not applied")
-    if in_a_row > _BAD_STEPS_ALLOWED[precision]:
-        raise FloatingPointError(
-            f"{in_a_row} steps in a row without a finite gradient, up to step {step + 1} ({parts}); "
-            "lower the learning rate, or look at the data of these steps"
-        )
+def _in_words(losses: dict[str, Tensor]) -> str:
+    return ", ".join(f"{name} {float(loss):.4g}" for name, loss in losses.items())
+
+
+def _diverged(
+    step: int, in_a_row: int, losses: dict[str, Tensor], rate: float, batches: BatchSource, workspace: Workspace
+) -> RunFailed:
+    """Write down which examples the last steps read, and return the failure to raise."""
+    steps = range(step + 1 - in_a_row, step + 1)
+    saved = sorted(path.name for path in (workspace.scratch / "checkpoints").glob("step-*"))
+    file = workspace.path / "bad-batch.json"
+    write_json(file, {"learning_rate": rate, "examples": {str(one + 1): batches.names(one) for one in steps}})
+    return RunFailed(
+        f"{in_a_row} steps in a row without a finite gradient, up to step {step + 1} ({_in_words(losses)}, "
+        f"learning rate {rate:.3g}); the last checkpoint is {saved[-1] if saved else 'none'}",
+        workspace.path,
+        f"lower --learning_rate, or look at the examples in {file.name}",
+    )
+
+
+@contextmanager
+def _explained_memory(step: int) -> Iterator[None]:
+    """Turn CUDA's running out of memory into one line."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+        raise RunFailed(
+            f"step {step + 1}: out of GPU memory (peak {peak:.1f} GiB; {str(error).splitlines()[0]})",
+            hint="lower --batch_size, or its share per pass: --cache_chunk or --gradient_accumulation",
+        ) from None
 
 
 def _write_log(logs: tuple[Path, Path], line: dict[str, Any], state: dict[str, Any], accelerator: Accelerator) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from condenser.corpus.spans import build_spans
-from condenser.errors import UserError
+from condenser.errors import RunFailed, UserError
 from condenser.options import PretrainOptions, SpansOptions
 from condenser.pretrain import pretrain
 
@@ -187,10 +187,27 @@ def test_other_options_on_resume_are_refused_with_the_difference(
 def test_three_steps_without_a_finite_gradient_stop(
     store: str, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Case R31."""
     options = options_for(store, tmp_path / "out", tiny_bert, learning_rate=1e30, warmup_ratio=0.0, max_grad_norm=1e30)
-    with pytest.raises(FloatingPointError, match="3 steps in a row without a finite gradient"):
+    with pytest.raises(RunFailed, match=r"3 steps in a row without a finite gradient, up to step .*checkpoint is none"):
         pretrain(options)
     assert "the step is not applied" in capsys.readouterr().err
+    examples = json.loads((tmp_path / "out.partial" / "bad-batch.json").read_text())["examples"]
+    assert len(examples) == 3 and all(len(names) == 4 for names in examples.values())
+    assert {name for names in examples.values() for name in names} <= {str(i) for i in range(24)}
+
+
+def test_a_full_gpu_is_told_in_one_line(
+    store: str, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case R32."""
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand more")
+
+    monkeypatch.setattr("condenser.pretrain.masked_lm_objective", full)
+    with pytest.raises(RunFailed, match=r"step 1: out of GPU memory .*2 GiB\) \(lower --batch_size"):
+        pretrain(options_for(store, tmp_path / "out", tiny_bert))
 
 
 def test_accumulated_micro_batches_weigh_every_masked_token_the_same(
