@@ -119,11 +119,15 @@ def read_dataset(name: str, *, config: str | None, split: str, column: str) -> I
         column: the column that holds the text.
 
     Raises:
-        UserError: no such data set, split or column, or no row in it.
+        UserError: no such data set, split or column, damaged files, or no row in it.
     """
     number = -1
-    for number, row in enumerate(_open_dataset(name, config, split)):
-        yield _from_record(row, f"{name}[{split}]:{number}", (column,), "choose the text with --dataset_column")
+    try:
+        for number, row in enumerate(_open_dataset(name, config, split)):
+            yield _from_record(row, f"{name}[{split}]:{number}", (column,), "choose the text with --dataset_column")
+    except (OSError, ValueError, LookupError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"cannot read split {split!r} of this data set: {reason}", name) from None
     if number < 0:
         raise UserError(f"split {split!r} holds no row", name)
 
@@ -132,17 +136,14 @@ def _open_dataset(name: str, config: str | None, split: str) -> Iterable[dict[st
     import datasets
 
     path = Path(name)
-    try:
-        if (path / "state.json").is_file():
-            return datasets.load_from_disk(name)
-        if (path / "dataset_dict.json").is_file():
-            return datasets.load_from_disk(name)[split]
-        if path.is_file():
-            kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
-            kind = next((kinds[suffix] for suffix in reversed(path.suffixes) if suffix in kinds), None)
-            if kind is None:
-                raise UserError(f"is no data file of a known kind, expected {', '.join(kinds)}", name)
-            return datasets.load_dataset(kind, data_files={split: name}, split=split, streaming=True)
-        return datasets.load_dataset(name, config, split=split, streaming=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot open this data set: {str(error).splitlines()[0]}", name) from None
+    if (path / "state.json").is_file():
+        return datasets.load_from_disk(name)
+    if (path / "dataset_dict.json").is_file():
+        return datasets.load_from_disk(name)[split]
+    if path.is_file():
+        kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+        kind = next((kinds[suffix] for suffix in reversed(path.suffixes) if suffix in kinds), None)
+        if kind is None:
+            raise UserError(f"is no data file of a known kind, expected {', '.join(kinds)}", name)
+        return datasets.load_dataset(kind, data_files={split: name}, split=split, streaming=True)
+    return datasets.load_dataset(name, config, split=split, streaming=True)

@@ -10,10 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from condenser.corpus.cutting import cut_spans
 from condenser.corpus.spans import build_spans
 from condenser.corpus.tokens import TokenStore, load_tokenizer
 from condenser.errors import UserError
@@ -33,37 +30,6 @@ def build(tmp_path: Path, tiny_bert: Path, records: list[dict], **options: objec
     return TokenStore(
         build_spans(SpansOptions(input=[file], tokenizer=str(tiny_bert), output=str(tmp_path / "store"), **settings))
     )
-
-
-def test_cuts_fall_at_the_last_sentence_that_fits() -> None:
-    assert cut_spans([4, 7, 12], range(20), 20, 10) == [(0, 7), (7, 12), (12, 20)]
-
-
-def test_a_long_sentence_is_cut_between_words() -> None:
-    assert cut_spans([], [0, 3, 5, 8, 9], 11, 4) == [(0, 3), (3, 5), (5, 9), (9, 11)]
-
-
-def test_a_long_word_is_cut_at_the_limit() -> None:
-    assert cut_spans([], [0], 9, 4) == [(0, 4), (4, 8), (8, 9)]
-
-
-def test_a_span_shorter_than_the_least_goes_past_its_sentence() -> None:
-    assert cut_spans([2], range(12), 12, 8, min_tokens=4) == [(0, 8), (8, 12)]
-
-
-@given(
-    length=st.integers(0, 60),
-    room=st.integers(1, 20),
-    least=st.integers(1, 20),
-    sentences=st.sets(st.integers(1, 59)),
-    words=st.sets(st.integers(0, 59)),
-)
-def test_cuts_cover_all_tokens_once_within_the_limit(
-    length: int, room: int, least: int, sentences: set[int], words: set[int]
-) -> None:
-    cuts = cut_spans(sorted(sentences), sorted(words), length, room, least)
-    assert [token for a, b in cuts for token in range(a, b)] == list(range(length))
-    assert all(0 < b - a <= room for a, b in cuts)
 
 
 def test_spans_are_kept_by_document_and_decode_to_the_text(tmp_path: Path, tiny_bert: Path) -> None:
