@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -291,6 +292,24 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def disk_faults(path: str | Path) -> Iterator[None]:
+    """Raise the OSError behind an error of a library written in Rust (safetensors, tokenizers), with its path.
+
+    These put the system's error number into the text of a class of their own.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        code = int(number.group(1))
+        raise OSError(code, os.strerror(code), str(path)) from None
 
 
 def write_json(path: str | Path, value: object) -> None:

@@ -11,11 +11,13 @@ import errno
 import importlib
 import io
 import os
+import shutil
 import sys
 import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from condenser.errors import UserError, nearest
@@ -90,8 +92,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in _DISK_FAULTS:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        print(f"condenser: error: {place}{error.strerror}", file=sys.stderr)
+        print(f"condenser: error: {place}{error.strerror}{_free_space(error.filename)}", file=sys.stderr)
         return 1
+
+
+def _free_space(place: object) -> str:
+    """Say how much is free where a write failed, if that can be told."""
+    if not isinstance(place, str | os.PathLike):
+        return ""
+    folder = next((parent for parent in Path(place).absolute().parents if parent.is_dir()), None)
+    return f" ({shutil.disk_usage(folder).free / 2**30:,.1f} GiB free there)" if folder else ""
 
 
 def _run(words: list[str]) -> int:

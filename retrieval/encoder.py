@@ -13,7 +13,7 @@ from torch import Tensor
 
 from condenser.artifacts import fingerprint
 from condenser.errors import UserError
-from condenser.files import atomic_write
+from condenser.files import atomic_write, disk_faults
 from condenser.hub import local_folder, position_limit, quiet_transformers
 from condenser.weights import check_shapes
 from retrieval.encoder_files import EncoderConfig, check_folder, read_config, write_config
@@ -225,7 +225,7 @@ class Encoder(torch.nn.Module):
             card: the model card, in Markdown, for README.md.
         """
         folder = Path(folder)
-        with quiet_transformers():
+        with quiet_transformers(), disk_faults(folder):
             self.model.save_pretrained(folder)
             self._reset_tokenizer()
             self.tokenizer.save_pretrained(folder)

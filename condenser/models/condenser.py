@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from condenser.corpus.corruption import IGNORED
 from condenser.errors import UserError
-from condenser.files import read_json, write_json
+from condenser.files import disk_faults, read_json, write_json
 from condenser.models.backbone import Backbone
 from condenser.weights import check_whole
 
@@ -112,10 +112,12 @@ class CondenserModel(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write a clean masked-LM folder, and the head with its settings beside it."""
-        self.backbone.save(folder)
+        with disk_faults(folder):
+            self.backbone.save(folder)
+            if len(self.head):
+                tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
+                save_file(tensors, folder / HEAD_FILE, metadata={"format": "pt"})
         if len(self.head):
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
-            save_file(tensors, folder / HEAD_FILE, metadata={"format": "pt"})
             write_json(folder / SETTINGS_FILE, self.settings())
 
     def settings(self) -> dict[str, int | bool]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from condenser.artifacts import load_manifest, seal_folder
 from condenser.errors import UserError
 from condenser.faults import fault_point
-from condenser.files import read_json, write_json
+from condenser.files import disk_faults, read_json, write_json
 from condenser.talk import warn
 from condenser.training.distributed import gather_with_gradient, rank, world_size
 
@@ -48,10 +48,15 @@ def save_checkpoint(
     draft = folder / _DRAFT
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    save_file(_once_each(model), draft / "model.safetensors")
-    save_file(_optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
-    save_file(dict(random), draft / "random.safetensors")
-    write_json(draft / "state.json", dict(state) | {"step": step})
+    try:
+        with disk_faults(draft):
+            save_file(_once_each(model), draft / "model.safetensors")
+            save_file(_optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
+            save_file(dict(random), draft / "random.safetensors")
+        write_json(draft / "state.json", dict(state) | {"step": step})
+    except OSError:
+        shutil.rmtree(draft)  # a full disk is not helped by half a checkpoint
+        raise
     fault_point("checkpoint-written")
     final = folder / _STEP.format(step)
     shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step, passed over on resume

@@ -91,16 +91,18 @@ def test_equal_commands_give_equal_bytes(store: str, tiny_bert: Path, tmp_path: 
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
 
 
-def run_command(options: PretrainOptions, **variables: str) -> subprocess.Popen[bytes]:
+def run_command(options: PretrainOptions, limit: int | None = None, **variables: str) -> subprocess.Popen[bytes]:
+    """Start the command; ``limit`` is the most bytes that a file may have."""
     words = []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if value is not None:
             words += [f"--{field.name}", str(value)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    return subprocess.Popen(
-        [sys.executable, "-m", "retrieval.cli", "pretrain", *words], env=environment, stderr=subprocess.PIPE
-    )
+    command = [sys.executable, "-m", "retrieval.cli", "pretrain", *words]
+    if limit is not None:
+        command = ["prlimit", f"--fsize={limit}", *command]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
 
 
 FAULTS = [
@@ -208,6 +210,21 @@ def test_a_full_gpu_is_told_in_one_line(
     monkeypatch.setattr("condenser.pretrain.masked_lm_objective", full)
     with pytest.raises(RunFailed, match=r"step 1: out of GPU memory .*2 GiB\) \(lower --batch_size"):
         pretrain(options_for(store, tmp_path / "out", tiny_bert))
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_older_checkpoint(store: str, tiny_bert: Path, tmp_path: Path) -> None:
+    """Case R39: no file may grow past a limit between the two checkpoints' sizes of their optimiser files."""
+    options = options_for(store, tmp_path / "out", tiny_bert, save_every=2, max_steps=4)
+    assert run_command(options, CONDENSER_FAULT="step-done:3").wait() == -signal.SIGKILL
+    checkpoints = tmp_path / "out.partial" / ".work" / "checkpoints"
+    before = {path.name: path.stat().st_size for path in (checkpoints / "step-00000002").iterdir()}
+    limited = run_command(options, limit=before["optimizer.safetensors"] - 1)
+    _, said = limited.communicate()
+    assert limited.returncode == 1
+    assert said.decode().splitlines()[-1].startswith(f"condenser: error: {checkpoints}/.draft: File too large (")
+    assert {path.name for path in checkpoints.iterdir()} == {"step-00000002"}
+    assert run_command(options).wait() == 0
 
 
 def test_accumulated_micro_batches_weigh_every_masked_token_the_same(

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,7 +144,7 @@ def fail_with(error: BaseException) -> Any:
         (
             OSError(errno.ENOSPC, "No space left on device", "/x/y"),
             1,
-            "condenser: error: /x/y: No space left on device\n",
+            "condenser: error: /x/y: No space left on device (0.5 GiB free there)\n",
         ),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "condenser: error: No space left on device\n"),
     ],
@@ -152,6 +153,7 @@ def test_exit_status(
     error: BaseException, status: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("retrieval.collections.list_collections", fail_with(error))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**29))
     assert main(["data"]) == status
     assert capsys.readouterr().err == line
 
