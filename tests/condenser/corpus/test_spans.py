@@ -6,6 +6,11 @@ import dataclasses
 import gzip
 import itertools
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -144,3 +149,99 @@ def test_lists_of_chunks_cover_a_store_of_many_batches(tmp_path: Path, tiny_bert
     store = build(tmp_path, tiny_bert, records, batch_size=3)
     ids = list(itertools.chain.from_iterable(store.span_at(i).ids.tolist() for i in range(7)))
     assert len(ids) == 14
+
+
+@pytest.mark.parametrize("short_spans", [0.0, 0.3])
+def test_the_store_is_the_same_bytes_whatever_the_workers(tmp_path: Path, tiny_bert: Path, short_spans: float) -> None:
+    records = [{"_id": str(i), "title": "Cats", "text": LONG * (i % 5)} for i in range(40)]
+    file = write_jsonl(tmp_path / "docs.jsonl", records)
+    base = SpansOptions(
+        input=[file], tokenizer=str(tiny_bert), output="", max_length=20, batch_size=3, short_spans=short_spans
+    )
+    stores = [build_spans(dataclasses.replace(base, output=str(tmp_path / str(n)), workers=n)) for n in (1, 2, 3)]
+    for name in ("tokens.arrow", "manifest.json"):
+        assert len({(store / name).read_bytes() for store in stores}) == 1
+
+
+def test_a_fault_in_a_worker_is_the_users_line_and_leaves_nothing(tmp_path: Path, tiny_bert: Path) -> None:
+    file = tmp_path / "docs.jsonl"
+    file.write_text('{"_id": "a", "text": "the cat"}\n' * 50 + "{\n")
+    options = SpansOptions(
+        input=[str(file)], tokenizer=str(tiny_bert), output=str(tmp_path / "store"), batch_size=4, workers=2
+    )
+    with pytest.raises(UserError, match=r"docs\.jsonl:51: not valid JSON"):
+        build_spans(options)
+    assert [path.name for path in tmp_path.iterdir()] == ["docs.jsonl"]
+
+
+def test_a_killed_build_leaves_nothing_half_written(tmp_path: Path, tiny_bert: Path) -> None:
+    """Killed with one batch in the file; the same command then makes what an undisturbed one makes."""
+    file = write_jsonl(tmp_path / "docs.jsonl", [{"_id": str(i), "text": LONG} for i in range(20)])
+    script = (
+        "import os, signal, sys\n"
+        "from condenser.corpus import spans\n"
+        "from condenser.options import SpansOptions\n"
+        "write = spans.TokenStoreWriter.write\n"
+        "def die(self, rows):\n"
+        "    write(self, rows)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "spans.TokenStoreWriter.write = die\n"
+        "spans.build_spans(SpansOptions(input=[sys.argv[1]], tokenizer=sys.argv[2], output=sys.argv[3], batch_size=5))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", script, file, str(tiny_bert), str(tmp_path / "store")]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    assert not (tmp_path / "store").exists()
+    options = SpansOptions(input=[file], tokenizer=str(tiny_bert), output=str(tmp_path / "store"), batch_size=5)
+    straight = build_spans(dataclasses.replace(options, output=str(tmp_path / "straight")))
+    assert (build_spans(options) / "manifest.json").read_bytes() == (straight / "manifest.json").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["docs.jsonl", "store", "straight"]
+
+
+def test_a_data_set_gives_the_store_of_its_file(tmp_path: Path, tiny_bert: Path) -> None:
+    file = write_jsonl(tmp_path / "train.jsonl", [{"_id": str(i), "text": LONG} for i in range(5)])
+    base = SpansOptions(tokenizer=str(tiny_bert), output="", max_length=16)
+    stores = [
+        build_spans(dataclasses.replace(base, output=str(tmp_path / "a"), input=[file])),
+        build_spans(dataclasses.replace(base, output=str(tmp_path / "b"), dataset=file)),
+    ]
+    assert len({(store / "tokens.arrow").read_bytes() for store in stores}) == 1
+    with pytest.raises(UserError, match="dataset_column: 'text' -> 'body'"):
+        build_spans(dataclasses.replace(base, output=str(tmp_path / "b"), dataset=file, dataset_column="body"))
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path, tiny_bert: Path) -> None:
+    files = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        files.append(write_jsonl(tmp_path / name / "docs.jsonl", [{"_id": name, "text": f"the cat {name}"}]))
+    options = SpansOptions(input=files, tokenizer=str(tiny_bert), output=str(tmp_path / "store"))
+    assert len(TokenStore(build_spans(options))) == 2
+    write_jsonl(tmp_path / "a" / "docs.jsonl", [{"_id": "a", "text": "another"}])
+    with pytest.raises(UserError, match=r"docs\.jsonl \(1\): "):
+        build_spans(options)
+
+
+def test_progress_tells_the_time_left(
+    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("condenser.talk._PLAIN_INTERVAL_S", 0.0)
+    file = write_jsonl(tmp_path / "docs.jsonl", [{"_id": str(i), "text": LONG * 40} for i in range(600)])
+    build_spans(SpansOptions(input=[file], tokenizer=str(tiny_bert), output=str(tmp_path / "store"), batch_size=50))
+    assert re.search(r"spans: 1 of 2 MB, [\d.]+ MB/s, \d+s left, \d+ documents", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dataset": "x"}, "give one of --input .files of documents., --collection and --dataset"),
+        ({"input": []}, "give one of --input .files of documents., --collection and --dataset"),
+        ({"short_spans": 1.5}, r"--short_spans 1\.5 is no share"),
+        ({"workers": 0}, "--workers is 0, expected at least 1"),
+        ({"batch_size": 0}, "--batch_size is 0, expected at least 1"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path: Path, tiny_bert: Path, change: dict[str, object], message: str) -> None:
+    base = SpansOptions(input=["docs.txt"], tokenizer=str(tiny_bert), output=str(tmp_path / "store"))
+    with pytest.raises(UserError, match=message):
+        build_spans(dataclasses.replace(base, **change))
