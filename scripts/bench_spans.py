@@ -16,6 +16,7 @@ rounds); ``peak_anonymous_mb`` is the most that build and its workers held toget
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -54,9 +55,8 @@ def write_tokenizer(text: Path, folder: Path) -> None:
     """Learn a vocabulary from the first 10,000 documents."""
     from condenser.corpus.vocabulary import train_wordpiece
 
-    with text.open() as stream:
-        texts = (json.loads(line)["text"] for _, line in zip(range(10_000), stream, strict=False))
-        train_wordpiece(texts, VOCABULARY).save_pretrained(folder)
+    texts = list(itertools.chain.from_iterable(itertools.islice(batches(text), 10)))
+    train_wordpiece(lambda: texts, VOCABULARY).save_pretrained(folder)
 
 
 def batches(path: Path) -> Iterator[list[str]]:

@@ -67,11 +67,11 @@ class SpanCounts:
     def summary(self) -> str:
         """Return the counts as one line."""
         share = 100 * self.spans_cut / max(1, self.spans)
+        cut = f"; {self.spans_cut:,} given spans cut ({share:.1f} %)" if self.spans_cut else ""
         return (
             f"{self.documents:,} documents, {self.spans:,} spans, {self.tokens:,} tokens; "
             f"{self.documents_with_two_spans:,} documents have two spans or more; "
-            f"left out: {self.empty_documents:,} empty documents, {self.short_tails_dropped:,} short last spans; "
-            f"{self.spans_cut:,} given spans cut ({share:.1f} %)"
+            f"left out: {self.empty_documents:,} empty documents, {self.short_tails_dropped:,} short last spans{cut}"
         )
 
     def as_dict(self) -> dict[str, int]:

@@ -138,7 +138,9 @@ def _tokenizer(options: SpansOptions) -> PreTrainedTokenizerBase:
         return load_tokenizer(options.tokenizer)
     from condenser.corpus.vocabulary import train_wordpiece
 
-    texts = (text for document in _documents(options) for text in (document.title, *document.texts))
+    def texts() -> Iterator[str]:
+        return (text for document in _documents(options) for text in (document.title, *document.texts))
+
     return train_wordpiece(texts, options.train_tokenizer or 0)
 
 
