@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+
+from tests.reference_numbers import golden_folder
 
 WORDS = (
     "the a of in to and is what who where when how river bank money water fish heart blood cell disease treat ment "
@@ -18,7 +19,7 @@ LETTERS = list("abcdefghijklmnopqrstuvwxyz0123456789.,?!-'")
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """Folder of numbers from the reference implementations; CONDENSER_GOLDEN puts others in their place."""
-    return Path(os.environ.get("CONDENSER_GOLDEN", Path(__file__).parent / "golden"))
+    return golden_folder()
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ def reference(golden: Path) -> dict[str, Any]:
 
 
 def test_dpr_finds_the_same_answers(reference: dict[str, Any]) -> None:
-    assert len(reference["has_answer"]) == 66
+    assert reference["has_answer"]
     for row in reference["has_answer"]:
         assert has_answer(row["answers"], row["text"], row["match_type"]) == row["has_answer"], row
         assert tokenize(unicodedata.normalize("NFD", row["text"])) == row["text_tokens"], row
@@ -79,6 +79,7 @@ def test_top_k_accuracy_of_dpr(golden: Path) -> None:
     result = answer_recall(questions, [1, 2, 3, 4])
     assert result.hits == reference["questions_doc_hits"]
     assert list(result.accuracy.values()) == reference["top_k_accuracy"]
+    assert [share * len(questions) for share in result.accuracy.values()] == reference["top_k_hits"]
 
 
 RUN = {"q1": {"d1": 1.0, "d2": 1.0, "d3": 2.0}, "q9": {"d1": 1.0}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,29 +14,31 @@ from condenser.models.backbone import Backbone
 from condenser.models.condenser import CondenserModel
 from condenser.training.contrastive import span_contrastive_loss
 from tests.condenser.reference import TOLERANCE, assert_gradients, reference_model
+from tests.reference_numbers import golden_json
 
-BERT_CASES = [f"skip{s}_head{h}_late{late}" for s in (2, 3) for h in (1, 2) for late in (0, 1)]
-BERT_CASES += ["skip0_head2_late1", "skip4_head2_late1"]
+CASES = {
+    (family, name): case
+    for family in ("bert", "roberta")
+    for name, case in golden_json(f"condenser/{family}_expected.json")["cases"].items()
+}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(
-    ("family", "case"), [("bert", c) for c in BERT_CASES] + [("roberta", f"skip2_head2_late{x}") for x in (0, 1)]
-)
+@pytest.mark.parametrize(("family", "case"), CASES)
 def test_losses_and_gradients_equal_the_reference(golden: Path, family: str, case: str, dtype: str) -> None:
-    folder = golden / "condenser"
-    expected = json.loads((folder / f"{family}_expected.json").read_text())["cases"][case]
+    folder, expected = golden / "condenser", CASES[family, case]
     model = reference_model(golden, family, expected, dtype)
     batch = load_file(folder / f"{family}_batch.safetensors")
-    out = model(batch["input_ids"], batch["attention_mask"], batch["labels"])
+    out = model(**batch)
     masked = (batch["labels"] != -100).sum()
     total = sum(out.losses.values()) / masked
     total.backward()
 
     numbers, tolerance = expected[dtype], TOLERANCE[dtype]
-    assert (out.losses["head_mlm"] / masked).item() == pytest.approx(numbers["head_mlm_loss"], rel=tolerance)
-    if expected["late_mlm"]:
-        assert (out.losses["late_mlm"] / masked).item() == pytest.approx(numbers["late_mlm_loss"], rel=tolerance)
+    assert set(out.losses) == ({"head_mlm", "late_mlm"} if expected["late_mlm"] else {"head_mlm"})
+    model.late_mlm = True  # the reference gives this loss also where it does not count
+    for name, loss in model(**batch).losses.items():
+        assert (loss / masked).item() == pytest.approx(numbers[f"{name}_loss"], rel=tolerance)
     assert total.item() == pytest.approx(numbers["total_loss"], rel=tolerance)
     exact = {}
     if dtype == "float64":
@@ -47,23 +48,26 @@ def test_losses_and_gradients_equal_the_reference(golden: Path, family: str, cas
     assert_gradients(model, numbers["grad_l2_norms"], exact, tolerance)
 
 
-def test_head_states_equal_the_reference(golden: Path) -> None:
-    settings = {"n_head_layers": 2, "skip_from": 2, "late_mlm": True}
-    model = reference_model(golden, "bert", settings, "float64")
-    batch = load_file(golden / "condenser" / "bert_batch.safetensors")
-    states = model.backbone.hidden_states(batch["input_ids"], batch["attention_mask"])
-    expected = load_file(golden / "condenser" / "bert_head_hidden_f64.safetensors")["skip2_head2.head_hidden"]
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_head_states_equal_the_reference(golden: Path, family: str) -> None:
+    folder = golden / "condenser"
+    batch = load_file(folder / f"{family}_batch.safetensors")
     real = batch["attention_mask"] == 1
-    torch.testing.assert_close(
-        model.head_states(states, batch["attention_mask"])[real], expected[real], rtol=1e-10, atol=1e-10
-    )
+    expected = load_file(folder / f"{family}_head_hidden_f64.safetensors")
+    cases = {name.rpartition("_late")[0]: case for (of, name), case in CASES.items() if of == family}
+    assert {f"{name}.head_hidden" for name in cases} == set(expected)
+    for name, case in cases.items():
+        model = reference_model(golden, family, case, "float64")
+        states = model.backbone.hidden_states(batch["input_ids"], batch["attention_mask"])
+        ours = model.head_states(states, batch["attention_mask"])[real]
+        torch.testing.assert_close(ours, expected[f"{name}.head_hidden"][real], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("case", ["plain", "contrastive_only", "mlm_only"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_cocondenser_equals_the_reference(golden: Path, dtype: str, case: str) -> None:
     folder = golden / "cocondenser"
-    expected = json.loads((folder / "expected.json").read_text())
+    expected = golden_json("cocondenser/expected.json")
     model = reference_model(golden, "bert", expected, dtype)
     batch = load_file(folder / "batch.safetensors")
     out = model(batch["input_ids"], batch["attention_mask"], batch["labels"])
@@ -71,11 +75,17 @@ def test_cocondenser_equals_the_reference(golden: Path, dtype: str, case: str) -
     parts = {name: loss / masked for name, loss in out.losses.items()}
     parts["contrastive"] = span_contrastive_loss(out.cls)
     wanted = {"plain": set(parts), "contrastive_only": {"contrastive"}, "mlm_only": {"head_mlm", "late_mlm"}}[case]
-    sum(parts[name] for name in wanted).backward()
+    total = sum(parts[name] for name in wanted)
+    total.backward()
 
     numbers, tolerance = expected["cases"][dtype][case], TOLERANCE[dtype]
-    for name in wanted & {key.removesuffix("_loss") for key in numbers}:
-        assert parts[name].item() == pytest.approx(numbers[f"{name}_loss"], rel=tolerance)
+    assert total.item() == pytest.approx(numbers["total_loss" if case == "plain" else "loss"], rel=tolerance)
+    if case == "plain":
+        for name, part in parts.items():
+            assert part.item() == pytest.approx(numbers[f"{name}_loss"], rel=tolerance)
+        others = (out.cls @ out.cls.T).fill_diagonal_(-torch.inf)
+        naive = torch.nn.functional.cross_entropy(others, torch.tensor(numbers["co_target"]))
+        assert parts["contrastive"].item() == pytest.approx(naive.item(), rel=tolerance)
     exact = {}
     if dtype == "float64":
         tensors = load_file(folder / "tensors_f64.safetensors")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,8 @@ from condenser.errors import UserError
 from condenser.training.contrastive import span_contrastive_loss
 from condenser.training.gradcache import GradCache, cache_gradients, represent, split_input, surrogate
 from condenser.training.steps import cached, split_rows
-from tests.condenser.reference import TOLERANCE, assert_gradients, reference_model
+from tests.condenser.reference import TOLERANCE, assert_gradients, reference_model, reference_name
+from tests.reference_numbers import golden_json
 
 
 def cocondenser_batch(golden: Path) -> PretrainBatch:
@@ -29,29 +29,49 @@ def cocondenser_batch(golden: Path) -> PretrainBatch:
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_any_chunk_size_gives_the_plain_step_of_the_reference(golden: Path, dtype: str, rows: int) -> None:
-    folder = golden / "cocondenser"
-    expected = json.loads((folder / "expected.json").read_text())
+    expected = golden_json("cocondenser/expected.json")
     model = reference_model(golden, "bert", expected, dtype)
     step = cached(lambda cls, batch: span_contrastive_loss(cls), rows)
     parts = step(model, [cocondenser_batch(golden)], Accelerator(cpu=True))
 
-    numbers, tolerance = expected["cases"][dtype]["plain"], TOLERANCE[dtype]
+    cases, tolerance = expected["cases"][dtype], TOLERANCE[dtype]
     for name, value in parts.items():
-        assert value.item() == pytest.approx(numbers[f"{name}_loss"], rel=tolerance)
-    exact = {}
+        assert value.item() == pytest.approx(cases["plain"][f"{name}_loss"], rel=tolerance)
+    alone = cases[f"contrastive_only_gradcache_chunk{rows}"]
+    assert parts["contrastive"].item() == pytest.approx(alone["loss"], rel=tolerance)
+    tensors = load_file(golden / "cocondenser" / "tensors_f64.safetensors") if dtype == "float64" else {}
+    exact = {k.removeprefix("plain."): v for k, v in tensors.items() if k.startswith("plain.")}
+    assert_gradients(model, cases["plain"]["grad_l2_norms"], exact, tolerance)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 8])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_references_own_cached_step_counts_the_masked_lm_loss_twice(golden: Path, dtype: str, rows: int) -> None:
+    """It sums chunk means weighted by rows over documents; ours differs by just that, and so do its gradients."""
+    expected = golden_json("cocondenser/expected.json")
+    batch, documents = cocondenser_batch(golden), expected["per_device_train_batch_size"]
+    model = reference_model(golden, "bert", expected, dtype)
+    parts = cached(lambda cls, batch: span_contrastive_loss(cls), rows)(model, [batch], Accelerator(cpu=True))
+    theirs = expected["cases"][dtype][f"reference_training_step_chunk{rows}"]
+    chunks = split_rows(batch, rows)
+    with torch.no_grad():
+        means = [
+            (sum(model(c.input_ids, c.attention_mask, c.labels).losses.values()) / c.weight).item() for c in chunks
+        ]
+    assert means == pytest.approx(theirs["per_chunk_mlm_losses"], rel=TOLERANCE[dtype])
+    shares = [len(chunk.input_ids) / documents for chunk in chunks]
+    twice = parts["contrastive"].item() + sum(share * mean for share, mean in zip(shares, means, strict=True))
+    assert twice == pytest.approx(theirs["returned_loss"], rel=TOLERANCE[dtype])
+    assert sum(parts.values()).item() < 0.6 * twice
     if dtype == "float64":
-        tensors = load_file(folder / "tensors_f64.safetensors")
-        exact = {k.removeprefix("plain."): v for k, v in tensors.items() if k.startswith("plain.")}
-        # the reference's own cached step counts the masked-LM loss twice: ours must not
-        for name, wrong in tensors.items():
-            if name.startswith(f"ref_cached_chunk{rows}."):
-                right = tensors["plain." + name.split(".", 1)[1]]
-                assert not torch.allclose(wrong, right, rtol=1e-3, atol=1e-8)
-    assert_gradients(model, numbers["grad_l2_norms"], exact, tolerance)
+        ours = {reference_name(name): parameter.grad for name, parameter in model.named_parameters()}
+        wrong = load_file(golden / "cocondenser" / "tensors_f64.safetensors")
+        found = {k: v for k, v in wrong.items() if k.startswith(f"ref_cached_chunk{rows}.")}
+        assert found and not any(torch.allclose(v, ours[k.split(".", 1)[1]], rtol=1e-3) for k, v in found.items())
 
 
 def test_dropout_is_replayed_bit_for_bit(golden: Path) -> None:
-    expected = json.loads((golden / "cocondenser" / "expected.json").read_text())
+    expected = golden_json("cocondenser/expected.json")
     model = reference_model(golden, "bert", expected, "float64")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
