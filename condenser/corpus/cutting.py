@@ -127,7 +127,8 @@ class Cutter:
         if document.is_cut:
             return document.texts
         if self._rules.titles == "every":
-            return (document.title, *document.texts)
+            blank = " " if document.title else ""  # which byte-level tokenizers see
+            return (document.title, *(blank + text for text in document.texts))
         title = document.title if self._rules.titles == "first" else ""
         return ("\n".join(part for part in (title, *document.texts) if part),)
 
@@ -173,7 +174,7 @@ def _pieces(text: str) -> Iterator[str]:
         stop = text.rfind(" ", start + 1, start + _PIECE) + 1 or start + _PIECE
         yield text[start:stop]
         start = stop
-    yield text[start:] if start else text
+    yield text[start:]
 
 
 def _tokens(text: str, encoding: tokenizers.Encoding) -> _Tokens:

@@ -23,7 +23,7 @@ _work: Callable[[Any], Any]  # a worker process's own
 
 def usable_cpus() -> int:
     """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def map_in_order(

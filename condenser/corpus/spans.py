@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,31 +99,51 @@ def _fingerprints(options: SpansOptions) -> dict[str, str]:
 
 def _cut_all(options: SpansOptions, cutter: Callable[[], Cutter], folder: Path) -> SpanCounts:
     """Write the token store into ``folder``."""
-    size = sum(Path(path).stat().st_size for path in options.input if Path(path).is_file())
-    large = options.dataset is not None or size > _THREADS_SUFFICE_BYTES
+    large = options.dataset is not None or _input_bytes(options) > _THREADS_SUFFICE_BYTES
     workers = options.workers or (usable_cpus() if large and usable_cpus() > _THREADS_SUFFICE_CPUS else 1)
-    read, counts = _ByteCount(), SpanCounts()
-    gc.freeze()  # documents come and go by the million: do not walk through all libraries each time
-    total, unit = (None, "documents") if options.dataset else (size // _MEGABYTE, "MB")
-    with TokenStoreWriter(folder) as store, Meter("spans", total, unit) as meter:
-        batches = _batched(_documents(options, read.add), options.batch_size)
+    counts = SpanCounts()
+    with TokenStoreWriter(folder) as store, _meter("spans", options) as meter, _libraries_set_aside():
+        batches = _batched(_documents(options, _megabytes(meter)), options.batch_size)
         for rows, part in map_in_order(cutter, batches, workers):
             store.write(rows)
             counts.add(part)
-            done = counts.documents if options.dataset else read.total // _MEGABYTE
-            meter.advance(done - meter.done, f"{counts.documents:,} documents")
-    gc.unfreeze()
+            meter.advance(part.documents if options.dataset else 0, f"{counts.documents:,} documents")
     return counts
 
 
-class _ByteCount:
-    total = 0
+@contextmanager
+def _libraries_set_aside() -> Iterator[None]:
+    """Keep the garbage collector from walking through all libraries, while documents come and go by the million."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
-    def add(self, count: int) -> None:
-        self.total += count
+
+def _input_bytes(options: SpansOptions) -> int:
+    return sum(Path(path).stat().st_size for path in options.input if Path(path).is_file())
 
 
-def _documents(options: SpansOptions, on_read: Callable[[int], None] | None = None) -> Iterator[Document]:
+def _meter(what: str, options: SpansOptions, passes: int = 1) -> Meter:
+    if options.dataset is not None:
+        return Meter(what, unit="documents")
+    return Meter(what, passes * _input_bytes(options) // _MEGABYTE, "MB")
+
+
+def _megabytes(meter: Meter) -> Callable[[int], None]:
+    """Return what is told of bytes read and advances ``meter`` by whole megabytes."""
+    read = 0
+
+    def add(count: int) -> None:
+        nonlocal read
+        read += count
+        meter.advance(read // _MEGABYTE - meter.done)
+
+    return add
+
+
+def _documents(options: SpansOptions, on_read: Callable[[int], None]) -> Iterator[Document]:
     if options.dataset is None:
         return read_documents(options.input, on_read)
     return read_dataset(
@@ -138,10 +159,12 @@ def _tokenizer(options: SpansOptions) -> PreTrainedTokenizerBase:
         return load_tokenizer(options.tokenizer)
     from condenser.corpus.vocabulary import train_wordpiece
 
-    def texts() -> Iterator[str]:
-        return (text for document in _documents(options) for text in (document.title, *document.texts))
-
-    return train_wordpiece(texts, options.train_tokenizer or 0)
+    with _meter("tokenizer", options, passes=2) as meter:
+        on_read = _megabytes(meter)
+        return train_wordpiece(
+            lambda: (text for document in _documents(options, on_read) for text in (document.title, *document.texts)),
+            options.train_tokenizer or 0,
+        )
 
 
 def _batched(documents: Iterable[Document], size: int) -> Iterator[Batch]:

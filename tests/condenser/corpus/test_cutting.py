@@ -150,6 +150,11 @@ def test_a_title_goes_first_everywhere_or_nowhere(tiny_bert: Path) -> None:
     assert spans["drop"] == [span.removeprefix("old water ") for span in spans["first"]]
 
 
+def test_a_blank_stands_between_title_and_text(byte_level_bpe: Path) -> None:
+    document = text_of("The cat ran. The dog ran.", title="A dog")
+    assert cut(byte_level_bpe, [document], titles="every", room=9)[0] == [["A dog The cat ran.", "A dog The dog ran."]]
+
+
 def test_a_long_title_leaves_half_of_each_span_to_the_text(tiny_bert: Path) -> None:
     document = text_of("the cat sing. The dog runs.", title="water " * 30)
     spans, _ = cut(tiny_bert, [document], titles="every", room=10)

@@ -223,12 +223,14 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path, tiny_bert: Path) -> No
 
 
 def test_progress_tells_the_time_left(
-    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("condenser.talk._PLAIN_INTERVAL_S", 0.0)
     file = write_jsonl(tmp_path / "docs.jsonl", [{"_id": str(i), "text": LONG * 40} for i in range(600)])
-    build_spans(SpansOptions(input=[file], tokenizer=str(tiny_bert), output=str(tmp_path / "store"), batch_size=50))
-    assert re.search(r"spans: 1 of 2 MB, [\d.]+ MB/s, \d+s left, \d+ documents", capsys.readouterr().err)
+    build_spans(SpansOptions(input=[file], train_tokenizer=200, output=str(tmp_path / "store"), batch_size=50))
+    said = capsys.readouterr().err
+    assert re.search(r"spans: 1 of 2 MB, [\d.]+ MB/s, \d+s left, \d+ documents", said)
+    assert re.search(r"tokenizer: 3 of 4 MB, [\d.]+ MB/s, \d+s left", said), "in two passes"
 
 
 @pytest.mark.parametrize(
