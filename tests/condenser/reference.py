@@ -56,6 +56,8 @@ def assert_gradients(
         elif norm is None:
             assert gradients[name] is None
         else:
-            assert gradients[name].norm().item() == pytest.approx(norm, rel=tolerance, abs=tolerance)
+            # a key's bias has no gradient but for rounding
+            assert gradients[name].norm().item() == pytest.approx(norm, rel=tolerance, abs=tolerance / 100)
     for name, expected in exact.items():
-        torch.testing.assert_close(gradients[name].double(), expected.double(), rtol=tolerance, atol=tolerance)
+        scale = expected.abs().max().item()
+        torch.testing.assert_close(gradients[name].double(), expected, rtol=tolerance, atol=tolerance * scale)
