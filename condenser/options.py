@@ -2,13 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
+
+from condenser.errors import UserError
+
+_HIGHEST_SEED = 2**32 - 1  # what every generator takes
+_HIGHEST_INTEGER = 2**63 - 1  # what JSON, Arrow and numpy keep
 
 
-def required(help: str, *, shapes_result: bool = True) -> Any:
-    """Declare an option that must be given; see `option` for ``shapes_result``."""
-    return field(metadata={"help": help, "shapes_result": shapes_result})
+class Range(NamedTuple):
+    """Which numbers an option takes; None is no bound."""
+
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Say whether a number lies inside; nothing infinite and no NaN does."""
+        return (
+            math.isfinite(value)
+            and (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self.minimum is not None:
+            return f"{self.minimum} or more" if self.maximum is None else f"{self.minimum} to {self.maximum}"
+        bounds = {"more than": self.above, "at most": self.maximum, "less than": self.below}
+        told = [f"{word} {bound}" for word, bound in bounds.items() if bound is not None]
+        return " and ".join(told) or "a finite number"
+
+
+class Options:
+    """What every verb's options share: a number out of an option's range is refused, however it came here."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, int | float) and not isinstance(number, bool):
+                    _check_number(one.name.rstrip("_"), number, one.metadata.get("range") or Range())
+
+
+def _check_number(name: str, value: float, allowed: Range) -> None:
+    if isinstance(value, int) and abs(value) > _HIGHEST_INTEGER:
+        raise UserError(f"--{name} is {value}, expected a number that fits into 64 bits")
+    if not allowed.holds(value):
+        raise UserError(f"--{name} is {value}, expected {allowed}")
+
+
+def required(help: str, *, shapes_result: bool = True, **bounds: float) -> Any:
+    """Declare an option that must be given; see `option` for ``shapes_result`` and ``bounds``."""
+    return field(metadata={"help": help, "shapes_result": shapes_result, "range": Range(**bounds)})
 
 
 def source(help: str, **default: Any) -> Any:
@@ -18,7 +68,7 @@ def source(help: str, **default: Any) -> Any:
     return required(help, shapes_result=False)
 
 
-def option(default: Any, help: str, *, shapes_result: bool = True) -> Any:
+def option(default: Any, help: str, *, shapes_result: bool = True, **bounds: float) -> Any:
     """Declare an option with a default.
 
     Args:
@@ -26,11 +76,17 @@ def option(default: Any, help: str, *, shapes_result: bool = True) -> Any:
         help: one line for ``--help``.
         shapes_result: False for options that cannot change what the stage writes (where it goes,
             how often it reports): they may differ when a stage is run again.
+        bounds: ``minimum``, ``above``, ``maximum``, ``below`` of a number, or of each in a list; see `Range`.
     """
-    metadata = {"help": help, "shapes_result": shapes_result}
+    metadata = {"help": help, "shapes_result": shapes_result, "range": Range(**bounds)}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def seed_of(what: str) -> Any:
+    """Declare the seed of ``what``."""
+    return option(42, f"seed of {what}", minimum=0, maximum=_HIGHEST_SEED)
 
 
 def output(help: str) -> Any:
@@ -42,7 +98,7 @@ Titles = Literal["first", "every", "drop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpansOptions:
+class SpansOptions(Options):
     """Documents to a memory-mapped store of token spans, kept by document."""
 
     input: list[str] = source(
@@ -58,18 +114,24 @@ class SpansOptions:
     dataset_split: str = option("train", "the data set's split")
     dataset_column: str = option("text", "the data set's column of text")
     tokenizer: str | None = source("folder or hub name of the tokenizer", default=None)
-    train_tokenizer: int | None = option(None, "train a WordPiece tokenizer of this many entries on the input instead")
-    max_length: int = option(128, "longest span in tokens, the special tokens included")
-    min_tokens: int = option(8, "a shorter last span is dropped, unless it is the document's only one")
+    train_tokenizer: int | None = option(
+        None, "train a WordPiece tokenizer of this many entries on the input instead", minimum=6, maximum=10_000_000
+    )
+    max_length: int = option(128, "longest span in tokens, the special tokens included", minimum=1)
+    min_tokens: int = option(8, "a shorter last span is dropped, unless it is the document's only one", minimum=1)
     titles: Titles = option("first", "a title is the document's first sentence, begins every span, or is dropped")
-    short_spans: float = option(0.0, "share of the spans that end early, at a length drawn at random")
-    seed: int = option(42, "seed of the short spans")
+    short_spans: float = option(
+        0.0, "share of the spans that end early, at a length drawn at random", minimum=0, maximum=1
+    )
+    seed: int = seed_of("the short spans")
     output: str = output("folder to write")
-    batch_size: int = option(1000, "documents tokenized at once", shapes_result=False)
+    batch_size: int = option(1000, "documents tokenized at once", shapes_result=False, minimum=1)
     workers: int | None = option(
         None,
         "processes that tokenize, 1 means threads; default: 1 up to 4 processors or 64 MB, else one per processor",
         shapes_result=False,
+        minimum=1,
+        maximum=256,
     )
 
 
@@ -78,7 +140,7 @@ Objective = Literal["mlm", "condenser", "cocondenser"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainOptions:
+class PretrainOptions(Options):
     """Pretrain an encoder on token spans: MLM, Condenser or coCondenser."""
 
     objective: Objective = option("condenser", "what is learnt")
@@ -88,38 +150,48 @@ class PretrainOptions:
         None, "start from random weights instead: tiny is 2 layers of 128, mini 4 of 256"
     )
     output: str = output("folder to write: opens in AutoModel and AutoModelForMaskedLM")
-    max_steps: int = required("optimiser steps")
-    batch_size: int = option(32, "spans per step (documents for cocondenser: two spans each), over all processes")
-    max_length: int | None = option(None, "cut spans to this many tokens; default: as stored")
-    learning_rate: float = option(1e-4, "peak learning rate")
-    warmup_ratio: float = option(0.1, "share of the steps in which the learning rate rises from zero")
-    head_warmup_steps: int = option(0, "first steps in which only new heads learn and the encoder stands still")
-    weight_decay: float = option(0.01, "AdamW weight decay, not on biases and LayerNorms")
-    max_grad_norm: float = option(1.0, "gradient clipping by global norm")
-    gradient_accumulation: int = option(1, "micro-batches per step; does not widen the contrastive batch")
-    cache_chunk: int | None = option(
-        None, "cocondenser: spans per chunk of gradient caching; large batches in the memory of one chunk"
+    max_steps: int = required("optimiser steps", minimum=1)
+    batch_size: int = option(
+        32, "spans per step (documents for cocondenser: two spans each), over all processes", minimum=1
     )
-    mlm_probability: float = option(0.15, "share of tokens that are masked, in whole words")
+    max_length: int | None = option(None, "cut spans to this many tokens; default: as stored", minimum=1, maximum=2**17)
+    learning_rate: float = option(1e-4, "peak learning rate", minimum=0)
+    warmup_ratio: float = option(
+        0.1, "share of the steps in which the learning rate rises from zero", minimum=0, maximum=1
+    )
+    head_warmup_steps: int = option(
+        0, "first steps in which only new heads learn and the encoder stands still", minimum=0
+    )
+    weight_decay: float = option(0.01, "AdamW weight decay, not on biases and LayerNorms", minimum=0)
+    max_grad_norm: float = option(1.0, "gradient clipping by global norm", above=0)
+    gradient_accumulation: int = option(1, "micro-batches per step; does not widen the contrastive batch", minimum=1)
+    cache_chunk: int | None = option(
+        None, "cocondenser: spans per chunk of gradient caching; large batches in the memory of one chunk", minimum=1
+    )
+    mlm_probability: float = option(0.15, "share of tokens that are masked, in whole words", above=0, maximum=1)
     random_tokens: RandomTokens = option(
         "ordinary", "what a tenth of the masked tokens is replaced by; all: also special tokens, as the original code"
     )
     skip_from: int | None = option(
         None, "layer whose token states the Condenser head sees; default: as in --init, else half the layers"
     )
-    head_layers: int | None = option(None, "Transformer layers in the Condenser head; default: as in --init, else 2")
+    head_layers: int | None = option(
+        None, "Transformer layers in the Condenser head; default: as in --init, else 2", minimum=1
+    )
     late_mlm: bool | None = option(None, "add the last layer's MLM loss to the head's; default: as in --init, else yes")
-    seed: int = option(42, "seed of the data order, masks, dropout and new weights")
+    seed: int = seed_of("the data order, masks, dropout and new weights")
     mixed_precision: Literal["no", "fp16", "bf16"] = option("no", "autocast type on GPUs")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute")
-    workers: int = option(0, "loader processes; the batches do not depend on it", shapes_result=False)
-    log_every: int = option(10, "steps between log lines", shapes_result=False)
-    save_every: int = option(500, "steps between checkpoints", shapes_result=False)
-    keep_checkpoints: int = option(2, "newest checkpoints kept while training", shapes_result=False)
+    workers: int = option(
+        0, "loader processes; the batches do not depend on it", shapes_result=False, minimum=0, maximum=256
+    )
+    log_every: int = option(10, "steps between log lines", shapes_result=False, minimum=1)
+    save_every: int = option(500, "steps between checkpoints", shapes_result=False, minimum=1)
+    keep_checkpoints: int = option(2, "newest checkpoints kept while training", shapes_result=False, minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertOptions:
+class ConvertOptions(Options):
     """Weights from the reference Condenser code or from .bin files, and back to the reference."""
 
     model: str = source("folder to read; with --from transformers also a hub name")

@@ -118,8 +118,8 @@ def step_function(options: PretrainOptions, kind: ObjectiveKind) -> Step:
         return accumulate(cocondenser_objective if kind.pairs else masked_lm_objective)
     if not kind.pairs:
         raise UserError(f"--cache_chunk is for cocondenser, {options.objective} has no loss over the whole batch")
-    if options.cache_chunk < 1 or options.gradient_accumulation > 1:
-        raise UserError("--cache_chunk is a number of spans above zero, and stands in the place of accumulation")
+    if options.gradient_accumulation > 1:
+        raise UserError("--cache_chunk stands in the place of --gradient_accumulation", hint="give one of them")
     return cached(lambda cls, batch: span_contrastive_loss(cls[: batch.paired_rows]), options.cache_chunk)
 
 

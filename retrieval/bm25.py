@@ -79,10 +79,8 @@ def search_bm25(options: Bm25Options) -> Path:
         The run file.
 
     Raises:
-        UserError: k below 1, or what the collection lacks.
+        UserError: what the collection lacks.
     """
-    if options.k < 1:
-        raise UserError(f"--k is {options.k}, expected 1 or more")
     # The rows are made while the file is open: an output that cannot be written is found before the work.
     write_run(options.output, _ranked(options), tag="bm25")
     return Path(options.output)

@@ -222,7 +222,7 @@ def _add_argument(parser: Any, field: dataclasses.Field[Any], hint: Any, positio
     import jsonargparse
 
     name = _option_name(field) if positional else f"--{_option_name(field)}"
-    settings: dict[str, Any] = {"help": field.metadata["help"] + (" (required)" if _is_required(field) else "")}
+    settings: dict[str, Any] = {"help": _help_line(field)}
     if not _is_required(field):
         settings["default"] = field.default_factory() if callable(field.default_factory) else field.default
     if typing.get_origin(hint) is list:
@@ -237,6 +237,11 @@ def _add_argument(parser: Any, field: dataclasses.Field[Any], hint: Any, positio
     else:
         settings["type"] = hint
     parser.add_argument(name, **settings)
+
+
+def _help_line(field: dataclasses.Field[Any]) -> str:
+    allowed = f" ({field.metadata['range']})" if any(bound is not None for bound in field.metadata["range"]) else ""
+    return field.metadata["help"] + allowed + (" (required)" if _is_required(field) else "")
 
 
 def _explain(message: str, hints: dict[str, Any]) -> UserError:

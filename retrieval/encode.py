@@ -110,9 +110,6 @@ def _finished_shard(output: Path, number: int, ids: list[str], dimension: int) -
 
 
 def _open_source(options: EncodeOptions) -> _Source:
-    for name, value in (("batch_tokens", options.batch_tokens), ("shard_size", options.shard_size)):
-        if value is not None and value < 1:
-            raise UserError(f"--{name} is {value}, expected 1 or more")
     if (options.input is None) == (options.collection is None):
         raise UserError("give one of --input and --collection")
     if options.split is not None and (options.collection is None or options.kind != "query"):

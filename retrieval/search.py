@@ -34,11 +34,9 @@ def search(options: SearchOptions) -> Path:
         The run file.
 
     Raises:
-        UserError: k below 1; what reading queries, index and encoder raise; queries and index of different
+        UserError: what reading queries, index and encoder raise; queries and index of different
             encoders; a file name or an id that the run's format cannot carry.
     """
-    if options.k < 1:
-        raise UserError(f"--k is {options.k}, expected 1 or more")
     if (options.queries is None) == (options.collection is None):
         raise UserError("give one of --queries and --collection")
     if options.split is not None and options.collection is None:

@@ -76,12 +76,6 @@ def _check(options: SpansOptions) -> None:
         raise UserError("give one of --input (files of documents), --collection and --dataset")
     if (options.tokenizer is None) == (options.train_tokenizer is None):
         raise UserError("give exactly one of --tokenizer and --train_tokenizer")
-    if not 0 <= options.short_spans <= 1:
-        raise UserError(f"--short_spans {options.short_spans:g} is no share, expected 0 to 1")
-    for name in ("batch_size", "workers"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name} is {value}, expected at least 1")
 
 
 def _fingerprints(options: SpansOptions) -> dict[str, str]:

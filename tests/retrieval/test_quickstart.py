@@ -114,4 +114,4 @@ def test_a_budget_of_nothing_is_one_line(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr == "condenser: error: --budget 0 is not a number of minutes above zero\n"
+    assert done.stderr == "condenser: error: --budget is 0.0, expected more than 0 and at most 1000000\n"

@@ -238,9 +238,9 @@ def test_progress_tells_the_time_left(
     [
         ({"dataset": "x"}, "give one of --input .files of documents., --collection and --dataset"),
         ({"input": []}, "give one of --input .files of documents., --collection and --dataset"),
-        ({"short_spans": 1.5}, r"--short_spans 1\.5 is no share"),
-        ({"workers": 0}, "--workers is 0, expected at least 1"),
-        ({"batch_size": 0}, "--batch_size is 0, expected at least 1"),
+        ({"short_spans": 1.5}, "--short_spans is 1.5, expected 0 to 1"),
+        ({"workers": 0}, "--workers is 0, expected 1 to 256"),
+        ({"batch_size": 0}, "--batch_size is 0, expected 1 or more"),
     ],
 )
 def test_bad_options_are_one_line(tmp_path: Path, tiny_bert: Path, change: dict[str, object], message: str) -> None:
