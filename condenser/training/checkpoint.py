@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from condenser.artifacts import load_manifest, seal_folder
-from condenser.errors import UserError
+from condenser.errors import RunFailed, UserError
 from condenser.faults import fault_point
 from condenser.files import disk_faults, read_json, write_json
 from condenser.talk import warn
@@ -95,6 +95,25 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     return None
 
 
+def require_space(folder: Path, model: nn.Module, count: int) -> None:
+    """See that the disk holds ``count`` checkpoints at one time in ``folder``, and the weights of the run's end.
+
+    Raises:
+        RunFailed: it does not, counting what lies there already.
+    """
+    weights = sum(tensor.nbytes for tensor in _tensors(model).values())
+    needed = 3 * weights * count + weights  # AdamW keeps two moments of each weight
+    there = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+    free = shutil.disk_usage(place).free
+    if needed > free + there:
+        raise RunFailed(
+            f"checkpoints and weights need {(needed - there) / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            place,
+            "free some, or lower --keep_checkpoints",
+        )
+
+
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """Return torch's random states of all processes, as ``cpu.RANK`` and ``cuda.RANK``; all of them must call it."""
     states = {"cpu": torch.get_rng_state()}
@@ -118,13 +137,16 @@ def restore_random_states(states: Mapping[str, Tensor]) -> bool:
 
 
 def _once_each(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(model).items()}
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by name, a tied tensor only under its first name."""
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def _restore_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    tensors = _tensors(model)
     if tensors.keys() != saved.keys():
         raise UserError(f"checkpoint holds {len(saved)} tensors, the model {len(tensors)}, with other names")
     with torch.no_grad():

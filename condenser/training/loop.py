@@ -24,13 +24,21 @@ from condenser.errors import RunFailed, UserError
 from condenser.faults import fault_point
 from condenser.files import write_json
 from condenser.talk import Meter, say, warn
-from condenser.training.checkpoint import load_checkpoint, random_states, remove_drafts, save_checkpoint, truncate
+from condenser.training.checkpoint import (
+    load_checkpoint,
+    random_states,
+    remove_drafts,
+    require_space,
+    save_checkpoint,
+    truncate,
+)
 from condenser.training.distributed import rank, total, world_size
 from condenser.training.steps import MicroBatch, Step
 
 BEST = "best"
 # float16 begins with steps that overflow until the loss scale has come down
 _BAD_STEPS_ALLOWED = {"no": 2, "bf16": 2, "fp16": 20}
+_HANDED_ON_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -133,8 +141,9 @@ def train(
 
     Raises:
         RunFailed: three steps in a row without a finite gradient (``bad-batch.json`` names their
-            examples), or GPU memory that ran out.
+            examples), GPU memory that ran out, or a disk too small for the checkpoints.
         SystemExit: 143, after SIGTERM, with a checkpoint written.
+        KeyboardInterrupt: after Ctrl-C, with a checkpoint written.
     """
     plain_model = model.to(accelerator.device)
     optimizer = torch.optim.AdamW(
@@ -147,6 +156,9 @@ def train(
     logs = workspace.path / "log.jsonl", workspace.scratch / "timing.jsonl"
     if accelerator.is_main_process:
         remove_drafts(checkpoints)
+        # those that are kept and the one being written; SIGTERM may ask for one in any run
+        at_once = min(settings.keep_checkpoints + 1, max(1, settings.max_steps // settings.save_every))
+        require_space(checkpoints, plain_model, at_once)
     state = load_checkpoint(checkpoints, plain_model, optimizer) or {
         "step": 0, "log_bytes": 0, "best_score": None, "best_step": None, "bad_steps": 0,
     }  # fmt: skip
@@ -195,12 +207,13 @@ def train(
                 wrapped.train()
             fault_point("step-done")
             # a signal may reach the processes in different steps, and all must save the same one
-            asked_to_stop = total(stop.asked, accelerator.device) > 0
+            asked_to_stop = total(stop.signal, accelerator.device) > 0
             if state["step"] % settings.save_every == 0 or asked_to_stop:
                 _save(checkpoints, plain_model, optimizer, state, settings, accelerator)
             if asked_to_stop:
-                say(f"stopped after step {state['step']:,}; the same command goes on from there")
-                raise SystemExit(143)
+                if accelerator.is_main_process:
+                    say(f"stopped after step {state['step']:,}; the same command goes on from there")
+                raise KeyboardInterrupt if stop.signal == signal.SIGINT else SystemExit(143)
     accelerator.free_memory()
 
 
@@ -305,25 +318,32 @@ def _save(
 
 
 class _Stop:
-    """Turns SIGTERM into a wish that the loop sees between two steps; a second one stops at once."""
+    """Turns SIGTERM and Ctrl-C into a wish that the loop sees between two steps; a second one stops at once."""
 
-    asked = False
+    def __init__(self) -> None:
+        self.signal = 0
+        self._asked_at = 0.0
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Stop:
         # signals can be caught in the main thread only; elsewhere the default stays
-        self._catches = threading.current_thread() is threading.main_thread()
-        if self._catches:
-            self._before = signal.signal(signal.SIGTERM, self._ask)
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def _ask(self, number: int, frame: object) -> None:
-        if self.asked:
+        # a launcher hands on to its processes what they may have had from the terminal or the scheduler already
+        handed_on = world_size() > 1 and time.monotonic() - self._asked_at < _HANDED_ON_SECONDS
+        if self.signal and not handed_on:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
             os._exit(143)
-        self.asked = True
+        if not self.signal:
+            self.signal, self._asked_at = number, time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        if self._catches:
-            signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
