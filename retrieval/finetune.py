@@ -107,8 +107,10 @@ def finetune(options: FinetuneOptions) -> Path:
             )
         if accelerator.is_main_process:
             candidates = options.batch_size * (1 + options.negatives)
+            left = len(examples) % options.batch_size
+            left_over = f" ({left:,} left over in each epoch, others each time)" if left else ""
             say(
-                f"finetune: {len(examples):,} queries, {steps:,} steps of {options.batch_size:,} queries "
+                f"finetune: {len(examples):,} queries{left_over}, {steps:,} steps of {options.batch_size:,} queries "
                 f"({steps / batches.steps_per_epoch:.2f} epochs) against {candidates:,} candidates at most, "
                 f"on {accelerator.num_processes} processes"
             )

@@ -128,10 +128,14 @@ class SpanBatches:
 
     def describe(self) -> str:
         """Say what there is to draw from, and what is not used whole."""
-        parts = [f"{self.examples:,} {'documents' if self._pairs else 'spans'}"]
+        kind = "documents" if self._pairs else "spans"
+        parts = [f"{self.examples:,} {kind}"]
         if self._pairs:
             alone = int((~self._has_two(np.arange(self.examples))).sum())
             parts.append(f"{alone:,} of them with one span, for the MLM losses only")
+            parts.append(f"up to {2 * (self._batch_size // self._micro - 1):,} negatives per span")
+        if left := self.examples % self._batch_size:
+            parts.append(f"{left:,} {kind} left over in each epoch, others each time")
         longer = self._store.spans_longer_than(self._room)
         if longer:
             share = 100 * longer / self._store.span_count

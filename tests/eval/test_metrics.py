@@ -94,6 +94,11 @@ def measured(qrels: str | Path | dict[str, dict[str, int]], run: object, metrics
     return [round(mean, 6) for mean in result.means.values()]
 
 
+def test_ties_go_to_the_greater_id(cases: Path) -> None:  # case B52
+    for name, expected in (("run1.txt", [1.0, 1.0]), ("run2.txt", [0.5, 0.63093])):
+        assert measured(cases / "52" / "qrels.txt", cases / "52" / name, "MRR nDCG") == expected
+
+
 def test_cut_and_uncut(cases: Path) -> None:  # case B54
     for name in ("run.msmarco.tsv", "run.trec"):
         assert measured(cases / "54" / "qrels.txt", cases / "54" / name, "MRR@10 MRR") == [0.444444, 0.474747]

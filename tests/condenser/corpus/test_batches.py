@@ -112,11 +112,16 @@ def test_the_loss_of_no_pairs_is_zero_and_has_a_gradient() -> None:
 
 
 def test_what_is_used_in_part_is_said(store: TokenStore) -> None:
-    """Cases R18 and R19."""
-    assert batches_of(store).describe() == "6 documents; 2 of them with one span, for the MLM losses only"
+    """Cases R18 and R19; B25: accumulation does not widen what a span is told from; B28: nothing is lost unsaid."""
+    text = "6 documents; 2 of them with one span, for the MLM losses only; up to {} negatives per span"
+    assert batches_of(store).describe() == text.format(10)
+    assert batches_of(store, micro_batches=3).describe() == text.format(2)
+    left_over = "; 2 documents left over in each epoch, others each time"
+    assert batches_of(store, batch_size=4).describe() == text.format(6) + left_over
     text = batches_of(store, pairs=False, room=2).describe()
-    assert text == "14 spans; 14 spans (100.0 %) longer than 2 tokens, read through a window"
-    assert batches_of(store, pairs=False).describe() == "14 spans"
+    left_over = "14 spans; 2 spans left over in each epoch, others each time"
+    assert text == f"{left_over}; 14 spans (100.0 %) longer than 2 tokens, read through a window"
+    assert batches_of(store, pairs=False, batch_size=7).describe() == "14 spans"
 
 
 def test_a_store_without_any_pair_is_refused(tmp_path: Path, tiny_bert: Path) -> None:
