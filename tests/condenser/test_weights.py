@@ -185,6 +185,18 @@ def test_the_data_of_another_tokenizer_is_refused(
     assert line in capsys.readouterr().err
 
 
+def test_ids_beyond_the_models_vocabulary_are_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case R25: a GPU would only say that an index is out of bounds."""
+    tiny_model("bert").save_pretrained(tmp_path / "small")
+    command = ["pretrain", "--data", str(store), "--init", str(tmp_path / "small"), "--max_steps", "1"]
+    assert main([*command, "--batch_size", "2", "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"{store}: the data's tokenizer has 138 entries, the model's vocabulary 120" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_heads_that_do_not_fit_are_one_line(
     store: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

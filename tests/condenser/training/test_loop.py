@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,3 +161,10 @@ def test_checkpoints_none_of_which_is_sound_are_no_fresh_start(
         run(tmp_path / "out")
     assert str(caught.value) == f"{folder}: no checkpoint here is sound (remove the folder to start over)"
     assert capsys.readouterr().err.count("checkpoint passed over") == 2
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_is_no_choice_on_a_cpu(precision: str) -> None:
+    """Case R29: said, not passed over in silence."""
+    with pytest.raises(UserError, match=f"--mixed_precision {precision} needs a GPU; .*use --mixed_precision no"):
+        start_accelerator(replace(SETTINGS, mixed_precision=precision))
