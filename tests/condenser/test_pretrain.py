@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from condenser.corpus.spans import build_spans
 from condenser.errors import RunFailed, UserError
 from condenser.options import PretrainOptions, SpansOptions
 from condenser.pretrain import pretrain
+from tests.command import run, start
 
 SENTENCES = ["the cat sing to the bird", "a king of war and peace", "fever is a symptom", "water runs in the river"]
 
@@ -91,20 +89,6 @@ def test_equal_commands_give_equal_bytes(store: str, tiny_bert: Path, tmp_path: 
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
 
 
-def run_command(options: PretrainOptions, limit: int | None = None, **variables: str) -> subprocess.Popen[bytes]:
-    """Start the command; ``limit`` is the most bytes that a file may have."""
-    words = []
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if value is not None:
-            words += [f"--{field.name}", str(value)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    command = [sys.executable, "-m", "retrieval.cli", "pretrain", *words]
-    if limit is not None:
-        command = ["prlimit", f"--fsize={limit}", *command]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-
-
 FAULTS = [
     "step-done:3", "step-done:9", "checkpoint-written:1", "checkpoint-written:2", "checkpoint-sealed:1",
     "checkpoint-sealed:3", "commit-begun", "manifest-written", "folder-published",
@@ -115,7 +99,7 @@ FAULTS = [
 def straight(store: str, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> PretrainOptions:
     output = tmp_path_factory.mktemp("straight") / "out"
     options = options_for(store, output, tiny_bert, max_steps=10, save_every=3, objective="cocondenser")
-    assert run_command(options).wait() == 0
+    assert start("pretrain", options).wait() == 0
     return options
 
 
@@ -123,10 +107,10 @@ def straight(store: str, tiny_bert: Path, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_run_killed_anywhere_goes_on_to_the_same_bytes(straight: PretrainOptions, tmp_path: Path, fault: str) -> None:
     options = dataclasses.replace(straight, output=str(tmp_path / "out"))
-    killed = run_command(options, CONDENSER_FAULT=fault)
+    killed = start("pretrain", options, CONDENSER_FAULT=fault)
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
-    again = run_command(options)
+    again = start("pretrain", options)
     _, said = again.communicate()
     assert again.returncode == 0, said
     if fault not in ("step-done:3", "checkpoint-written:1", "folder-published", "manifest-written"):
@@ -142,7 +126,7 @@ def test_a_run_killed_anywhere_goes_on_to_the_same_bytes(straight: PretrainOptio
 @pytest.mark.slow
 def test_sigterm_saves_and_the_same_command_goes_on(store: str, tiny_bert: Path, tmp_path: Path) -> None:
     options = options_for(store, tmp_path / "out", tiny_bert, max_steps=4000, save_every=100_000)
-    process = run_command(options)
+    process = start("pretrain", options)
     log = tmp_path / "out.partial" / "log.jsonl"
     while process.poll() is None and not (log.exists() and log.stat().st_size):
         time.sleep(0.01)
@@ -216,15 +200,15 @@ def test_a_full_gpu_is_told_in_one_line(
 def test_a_full_disk_leaves_the_older_checkpoint(store: str, tiny_bert: Path, tmp_path: Path) -> None:
     """Case R39: no file may grow past a limit between the two checkpoints' sizes of their optimiser files."""
     options = options_for(store, tmp_path / "out", tiny_bert, save_every=2, max_steps=4)
-    assert run_command(options, CONDENSER_FAULT="step-done:3").wait() == -signal.SIGKILL
+    assert start("pretrain", options, CONDENSER_FAULT="step-done:3").wait() == -signal.SIGKILL
     checkpoints = tmp_path / "out.partial" / ".work" / "checkpoints"
     before = {path.name: path.stat().st_size for path in (checkpoints / "step-00000002").iterdir()}
-    limited = run_command(options, limit=before["optimizer.safetensors"] - 1)
+    limited = start("pretrain", options, limit=before["optimizer.safetensors"] - 1)
     _, said = limited.communicate()
     assert limited.returncode == 1
     assert said.decode().splitlines()[-1].startswith(f"condenser: error: {checkpoints}/.draft: File too large (")
     assert {path.name for path in checkpoints.iterdir()} == {"step-00000002"}
-    assert run_command(options).wait() == 0
+    assert start("pretrain", options).wait() == 0
 
 
 def test_accumulated_micro_batches_weigh_every_masked_token_the_same(
@@ -258,24 +242,26 @@ def test_two_processes_equal_one(store: str, tiny_bert: Path, tmp_path: Path) ->
     init = quiet(tiny_bert, tmp_path, 0)
     base = options_for(store, tmp_path / "one", init, objective="cocondenser", max_steps=4)
     one = pretrain(base)
-    words = []
-    for field in dataclasses.fields(base):
-        value = getattr(base, field.name)
-        if value is not None and field.name != "output":
-            words += [f"--{field.name}", str(value)]
-    subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517",
-            "-m", "retrieval.cli", "pretrain", *words, "--output", str(tmp_path / "two"),
-        ],
-        check=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    run("pretrain", dataclasses.replace(base, output=str(tmp_path / "two")), processes=2)
     for first, second in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
         for key in first:
             assert first[key] == pytest.approx(second[key], rel=1e-4), key
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, tmp_path / "two"))
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_goes_on_with_the_same_batches(store: str, tiny_bert: Path, tmp_path: Path) -> None:
+    """Case R36."""
+    init = quiet(tiny_bert, tmp_path, 0)
+    options = options_for(store, tmp_path / "two", init, max_steps=6, save_every=2)
+    one = pretrain(dataclasses.replace(options, output=str(tmp_path / "one")))
+    assert start("pretrain", options, CONDENSER_FAULT="step-done:5").wait() == -signal.SIGKILL
+    said = run("pretrain", options, processes=2)
+    assert "going on after step 4 of 6" in said and "of another number of processes" in said
+    for first, second in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
+        assert all(first[key] == pytest.approx(second[key], rel=1e-4) for key in first)
 
 
 @pytest.mark.parametrize(

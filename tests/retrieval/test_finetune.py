@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +17,7 @@ from retrieval.encoder import Encoder
 from retrieval.examples import PairBatches, collect_passages, read_examples
 from retrieval.finetune import BiEncoder, dev_pool, finetune, pool_mrr
 from retrieval.options import FinetuneOptions
+from tests.command import run
 
 TOPICS = ["cat", "dog", "bird", "river", "bank", "king", "queen", "fever", "heart", "blood", "cell", "water"]
 
@@ -195,18 +193,7 @@ def test_two_processes_equal_one(collection: Path, tiny_bert: Path, tmp_path: Pa
     Encoder(model, Encoder.load(tiny_bert).tokenizer, Encoder.load(tiny_bert).config).save(init, "")
     options = options_for(collection, tmp_path / "one", init, max_steps=3, negatives=1, dev_split="none")
     one = finetune(options)
-    words = []
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if value is not None and field.name != "output":
-            words += [f"--{field.name}", str(value).lower() if isinstance(value, bool) else str(value)]
-    subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29531",
-            "-m", "retrieval.cli", "finetune", *words, "--output", str(tmp_path / "two"),
-        ],
-        check=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    run("finetune", dataclasses.replace(options, output=str(tmp_path / "two")), processes=2)
     logs = [(folder / "log.jsonl").read_text().splitlines() for folder in (one, tmp_path / "two")]
     for first, second in zip(*logs, strict=True):
         a, b = json.loads(first), json.loads(second)

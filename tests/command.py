@@ -1,0 +1,43 @@
+"""Starting the command in a process of its own, from a dataclass of options."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from typing import Any
+
+
+def start(
+    verb: str, options: Any, *, processes: int = 1, limit: int | None = None, **variables: str
+) -> subprocess.Popen[bytes]:
+    """Start ``condenser VERB``; stderr is a pipe.
+
+    Args:
+        verb: what to run.
+        options: the verb's dataclass; options that are None are left out.
+        processes: more than one train together.
+        limit: the most bytes that a file may have.
+        variables: environment variables.
+    """
+    words = []
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value is not None:
+            words += [f"--{field.name}", str(value).lower() if isinstance(value, bool) else str(value)]
+    command = [sys.executable, "-m", "retrieval.cli", verb, *words]
+    if processes > 1:
+        together = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+        command = [sys.executable, "-m", *together, *command[1:]]
+    if limit is not None:
+        command = ["prlimit", f"--fsize={limit}", *command]
+    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | variables, stderr=subprocess.PIPE)
+
+
+def run(verb: str, options: Any, **settings: Any) -> str:
+    """Run the command to its end, which must be a good one, and return what it said."""
+    process = start(verb, options, **settings)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said.decode()
+    return said.decode()
