@@ -12,12 +12,10 @@ import orjson
 
 from condenser.errors import UserError
 from condenser.files import read_json, write_json
+from condenser.models.pooling import ENCODER_FILE, MODULES_FILE, write_modules
 from condenser.talk import say
 from condenser.weights import check_config, check_weights, has_tokenizer
 
-ENCODER_FILE = "encoder.json"
-_ST_MODULES = "modules.json"
-_ST_TYPES = "sentence_transformers.models."
 _LEGACY_POOLING = "pooling_mode_"
 
 
@@ -76,8 +74,8 @@ def check_folder(folder: Path) -> None:
 def read_config(folder: Path, longest: int) -> EncoderConfig:
     """Read an encoder's config from our file, or from sentence-transformers' files, or take the defaults.
 
-    A folder without either (plain Hugging Face, Condenser pretraining) gets CLS pooling without
-    normalisation, and one line says so.
+    A folder without either (plain Hugging Face) gets CLS pooling without normalisation, and one line
+    says so. What ours does not say (a pretrained folder names the pooling alone) is as by default.
 
     Args:
         folder: the encoder's folder.
@@ -87,20 +85,21 @@ def read_config(folder: Path, longest: int) -> EncoderConfig:
         UserError: unreadable files, an unknown key or value, a kind of pooling or module that this
             toolkit does not have.
     """
-    if (folder / ENCODER_FILE).is_file():
-        return _read_own(folder / ENCODER_FILE)
-    if (folder / _ST_MODULES).is_file():
-        return _read_sentence_transformers(folder, longest)
-    say(f"{folder}: no pooling recorded here, taking the CLS vector, not normalised")
     default = EncoderConfig()
-    return replace(
+    default = replace(
         default,
         query_max_length=min(default.query_max_length, longest),
         passage_max_length=min(default.passage_max_length, longest),
     )
+    if (folder / ENCODER_FILE).is_file():
+        return _read_own(folder / ENCODER_FILE, default)
+    if (folder / MODULES_FILE).is_file():
+        return _read_sentence_transformers(folder, longest)
+    say(f"{folder}: no pooling recorded here, taking the CLS vector, not normalised")
+    return default
 
 
-def _read_own(file: Path) -> EncoderConfig:
+def _read_own(file: Path, default: EncoderConfig) -> EncoderConfig:
     stored = read_json(file)
     similarity = stored.pop("similarity", None)
     known = {field.name: field.type for field in fields(EncoderConfig)}
@@ -111,7 +110,7 @@ def _read_own(file: Path) -> EncoderConfig:
         if type(value) is not kinds[str(known[name])]:
             raise UserError(f"{name} is {value!r}, expected {known[name]}", file)
     try:
-        config = EncoderConfig(**stored)
+        config = replace(default, **stored)
     except UserError as error:
         raise UserError(error.what, file) from None
     if similarity not in (None, config.similarity):
@@ -120,7 +119,7 @@ def _read_own(file: Path) -> EncoderConfig:
 
 
 def _read_sentence_transformers(folder: Path, longest: int) -> EncoderConfig:
-    modules = _read_modules(folder / _ST_MODULES)
+    modules = _read_modules(folder / MODULES_FILE)
     pooling, normalize = "mean", False
     for kind, path in modules:
         if kind == "Pooling":
@@ -128,7 +127,7 @@ def _read_sentence_transformers(folder: Path, longest: int) -> EncoderConfig:
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
-            raise UserError(f"has a {kind} module, expected Transformer, Pooling or Normalize", folder / _ST_MODULES)
+            raise UserError(f"has a {kind} module, expected Transformer, Pooling or Normalize", folder / MODULES_FILE)
     lengths = _read_if_there(folder / "sentence_bert_config.json").get("max_seq_length") or longest
     own = _read_if_there(folder / "config_sentence_transformers.json")
     prompts = own.get("prompts") or {}
@@ -171,28 +170,9 @@ def _read_if_there(file: Path) -> dict[str, Any]:
 
 
 def write_config(folder: Path, config: EncoderConfig, dimension: int) -> None:
-    """Write ``encoder.json``, and the files by which sentence-transformers loads the same encoder.
-
-    The pooling file has that library's older keys, because its releases up to 5.1 know no others
-    and all later ones still read them.
-    """
+    """Write ``encoder.json``, and the files by which sentence-transformers loads the same encoder."""
     write_json(folder / ENCODER_FILE, {**asdict(config), "similarity": config.similarity})
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    if config.normalize:
-        modules.append(("2_Normalize", "Normalize"))
-    entries = [
-        {"idx": number, "name": str(number), "path": path, "type": _ST_TYPES + kind}
-        for number, (path, kind) in enumerate(modules)
-    ]
-    write_json(folder / _ST_MODULES, entries)
-    pooling = {
-        "word_embedding_dimension": dimension,
-        "pooling_mode_cls_token": config.pooling == "cls",
-        "pooling_mode_mean_tokens": config.pooling == "mean",
-        "pooling_mode_max_tokens": False,
-        "pooling_mode_mean_sqrt_len_tokens": False,
-    }
-    write_json(folder / "1_Pooling" / "config.json", pooling)
+    write_modules(folder, config.pooling, normalize=config.normalize, dimension=dimension)
     # One limit for both kinds is all that library has; queries are far below it anyway.
     length = {"max_seq_length": config.passage_max_length, "do_lower_case": False}
     write_json(folder / "sentence_bert_config.json", length)

@@ -13,6 +13,7 @@ from condenser.corpus.corruption import IGNORED
 from condenser.errors import UserError
 from condenser.files import disk_faults, read_json, write_json
 from condenser.models.backbone import Backbone
+from condenser.models.pooling import record_cls
 from condenser.weights import check_whole
 
 HEAD_FILE = "condenser_head.safetensors"
@@ -111,12 +112,13 @@ class CondenserModel(nn.Module):
         return nn.functional.cross_entropy(at_least_float32(logits), labels[asked], reduction="sum")
 
     def save(self, folder: Path) -> None:
-        """Write a clean masked-LM folder, and the head with its settings beside it."""
+        """Write a clean masked-LM folder, its pooling, and the head with its settings beside it."""
         with disk_faults(folder):
             self.backbone.save(folder)
             if len(self.head):
                 tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
                 save_file(tensors, folder / HEAD_FILE, metadata={"format": "pt"})
+        record_cls(folder, self.backbone.config.hidden_size)
         if len(self.head):
             write_json(folder / SETTINGS_FILE, self.settings())
 

@@ -68,6 +68,27 @@ def test_each_objective_learns_and_logs_its_parts(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
+def test_the_pretrained_folder_is_a_cls_encoder_everywhere(
+    store: str, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case B34: where nothing is recorded, sentence-transformers takes the mean over tokens."""
+    from sentence_transformers import SentenceTransformer
+
+    from retrieval.encoder import Encoder
+
+    folder = pretrain(options_for(store, tmp_path / "out", tiny_bert, max_steps=1))
+    encoder = Encoder.load(folder)
+    assert "no pooling recorded" not in capsys.readouterr().err
+    assert (encoder.config.query_max_length, encoder.config.passage_max_length) == (32, 64)
+    ids = torch.tensor(encoder.tokenize(["river bank money"], "query"))
+    cls = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()(ids).last_hidden_state[0, 0]
+    for vector in (
+        encoder.encode_queries(["river bank money"])[0],
+        SentenceTransformer(str(folder), device="cpu").encode("river bank money"),
+    ):
+        torch.testing.assert_close(torch.tensor(vector), cls.detach(), rtol=0, atol=1e-6)
+
+
 def test_cocondenser_goes_on_from_the_condenser_head(store: str, tiny_bert: Path, tmp_path: Path) -> None:
     first = pretrain(options_for(store, tmp_path / "a", tiny_bert, skip_from=0, head_layers=1, late_mlm=False))
     second = pretrain(
