@@ -88,6 +88,17 @@ def test_each_query_comes_once_an_epoch_with_a_positive(collection: Path, tiny_b
     assert [batches(s)[0].queries for s in range(3, 6)] != [batch.queries for batch in epoch]
 
 
+def test_queries_left_over_are_counted_and_come_in_another_epoch(
+    collection: Path, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case B28."""
+    batches = batches_of(collection, tiny_bert, batch_size=5)
+    assert batches.steps_per_epoch == 2
+    assert len({tuple(query) for step in range(8) for query in batches(step)[0].queries}) == 12
+    finetune(options_for(collection, tmp_path / "out", tiny_bert, batch_size=5, max_steps=1))
+    assert "12 queries (2 left over in each epoch, others each time), 1 steps of 5 queries" in capsys.readouterr().err
+
+
 def test_processes_share_a_step_out(collection: Path, tiny_bert: Path) -> None:
     whole = batches_of(collection, tiny_bert)(1)[0]
     halves = [batches_of(collection, tiny_bert, rank=rank, world=2)(1)[0] for rank in (0, 1)]
