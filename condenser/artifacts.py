@@ -248,7 +248,7 @@ def load_manifest(folder: str | Path, kind: str | None = None, *, verify: bool =
             missing, of another size or damaged, or a listed name that points outside the folder.
     """
     folder = Path(folder)
-    expected = f"expected a {kind} folder" if kind else "expected an artifact of this toolkit"
+    expected = f"expected {_named(kind)}" if kind else "expected an artifact of this toolkit"
     if not folder.is_dir():
         raise UserError(f"no such folder; {expected}", folder)
     if not (folder / MANIFEST).is_file():
@@ -261,13 +261,17 @@ def load_manifest(folder: str | Path, kind: str | None = None, *, verify: bool =
             f"manifest has schema {manifest.get('schema')!r}, this release reads {SCHEMA}", folder / MANIFEST
         )
     if kind is not None and manifest.get("kind") != kind:
-        raise UserError(f"is a {manifest.get('kind')} folder; {expected}", folder)
+        raise UserError(f"is {_named(manifest.get('kind'))}; {expected}", folder)
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(map(_describes_file, files.values())) or "fingerprint" not in manifest:
         raise UserError("lacks the fingerprint, or files with their bytes and sha256", folder / MANIFEST)
     for name, entry in files.items():
         _check_file(folder, name, entry, verify)
     return manifest
+
+
+def _named(kind: object) -> str:
+    return f"{'an' if str(kind)[:1] in 'aeiou' else 'a'} {kind} folder"
 
 
 def _describes_file(entry: object) -> bool:
@@ -296,7 +300,10 @@ def fingerprint(path: str | Path) -> str:
     if path.is_file():
         return sha256_file(path)[:16]
     if not path.is_dir():
-        raise UserError("no such file or folder", path)
+        known = path.exists()
+        raise UserError(
+            "is neither a file nor a folder, and a pipe is read once only" if known else "no such file or folder", path
+        )
     if (path / MANIFEST).is_file():
         return str(load_manifest(path)["fingerprint"])
     files = {

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
+
+# A message may quote what a file holds: a line of megabytes, or what would steer a terminal.
+_LONGEST_PART = 400
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class UserError(Exception):
@@ -26,8 +31,8 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        advice = f" ({self.hint})" if self.hint else ""
-        return " ".join(f"{place}{self.what}{advice}".split("\n"))
+        advice = f" ({_shortened(self.hint)})" if self.hint else ""
+        return _CONTROL.sub(" ", f"{place}{_shortened(self.what)}{advice}")
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str | None, str | None]]:
         return type(self), (self.what, self.where, self.hint)
@@ -37,6 +42,11 @@ class RunFailed(UserError):
     """A run that began well and cannot go on, told in one line: numbers ran away, or memory ran out."""
 
     exit_status = 1
+
+
+def _shortened(text: str) -> str:
+    half = _LONGEST_PART // 2
+    return text if len(text) <= _LONGEST_PART else f"{text[:half]} ... {text[-half:]}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

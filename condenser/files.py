@@ -30,6 +30,8 @@ def existing_file(path: str | Path) -> Path:
         raise UserError("is a folder, expected a file", path)
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        if path.is_symlink():
+            raise UserError("is a link to a file that is not there", path)
         close = nearest(path.name, siblings)
         hint = f"did you mean {path.parent / close}?" if close else None
         raise UserError("no such file", path, hint)

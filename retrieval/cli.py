@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from condenser.errors import UserError, nearest
 
 _DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_PATH_FAULTS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
+        if error.errno in _PATH_FAULTS and error.filename is not None:
+            print(f"condenser: error: {UserError(str(error.strerror), error.filename)}", file=sys.stderr)
+            return 2
         if error.errno not in _DISK_FAULTS:
             raise
         place = f"{error.filename}: " if error.filename else ""
@@ -169,6 +173,8 @@ def parse_options(verb: str, words: Sequence[str]) -> Any:
         if stop.code:
             raise
         return None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--config holds no YAML text: {error.reason}") from None
     values = {field.name: getattr(known, _option_name(field)) for field in dataclasses.fields(options_class)}
     _check_required(options_class, values)
     return options_class(**values)

@@ -19,8 +19,10 @@ from typing import Any
 from condenser.artifacts import identity
 from condenser.errors import UserError
 from condenser.files import read_json, write_json
+from condenser.hub import local_folder
 from condenser.options import PretrainOptions, SpansOptions
 from condenser.talk import clock, say
+from condenser.weights import check_config
 from retrieval.cli import VERBS, load
 from retrieval.collections import Collection, open_collection
 from retrieval.options import (
@@ -116,6 +118,7 @@ def quickstart(options: QuickstartOptions) -> Table:
     for split in ("train", "test"):
         collection.qrels(split)
     init = options.init or default_weights()
+    check_config(local_folder(init))
     stages, arms = plan(options, init)
     began = time.monotonic()
     for number, stage in enumerate(stages, start=1):

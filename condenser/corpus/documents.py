@@ -125,7 +125,9 @@ def read_dataset(name: str, *, config: str | None, split: str, column: str) -> I
     try:
         for number, row in enumerate(_open_dataset(name, config, split)):
             yield _from_record(row, f"{name}[{split}]:{number}", (column,), "choose the text with --dataset_column")
-    except (OSError, ValueError, LookupError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # what the library raises over a damaged file depends on the file's kind
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"cannot read split {split!r} of this data set: {reason}", name) from None
     if number < 0:

@@ -248,7 +248,7 @@ def test_flipped_byte_is_found_by_verify(tmp_path: Path) -> None:
         (lambda folder: (folder / "sub/a.txt").unlink(), r"sub/a\.txt: file listed in the manifest is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), r"no manifest\.json here; expected a vectors folder"),
         (lambda folder: edit(folder, schema=99), "manifest has schema 99, this release reads 1"),
-        (lambda folder: edit(folder, kind="index"), "is a index folder; expected a vectors folder"),
+        (lambda folder: edit(folder, kind="index"), "is an index folder; expected a vectors folder"),
         (lambda folder: edit(folder, files=None), "lacks the fingerprint, or files"),
         (lambda folder: edit(folder, files={"a": {"bytes": "4"}}), "lacks the fingerprint, or files"),
         (lambda folder: (folder / "manifest.json").write_text("{"), r"manifest\.json:1: not valid JSON"),
@@ -275,6 +275,12 @@ def test_manifest_that_points_outside_is_refused(tmp_path: Path, name: str) -> N
     edit(folder, files={name: {"bytes": 4, "sha256": "0"}})
     with pytest.raises(UserError, match=r"manifest\.json: manifest lists .*, which lies outside the folder"):
         load_manifest(folder)
+
+
+def test_a_pipe_has_no_fingerprint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe: is neither a file nor a folder, and a pipe is read once only"):
+        fingerprint(tmp_path / "pipe")
 
 
 def test_fingerprint(tmp_path: Path) -> None:

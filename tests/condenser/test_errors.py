@@ -17,6 +17,8 @@ from condenser.errors import UserError, nearest, sample
         (UserError("is empty", "a.tsv:3"), "a.tsv:3: is empty"),
         (UserError("is empty", Path("a.tsv"), "fill it"), "a.tsv: is empty (fill it)"),
         (UserError("two\nlines"), "two lines"),
+        (UserError("found '\x1b[2J\r\u2028'"), "found ' [2J  '"),
+        (UserError("x" * 10**6, "a.tsv:1"), f"a.tsv:1: {'x' * 200} ... {'x' * 200}"),
     ],
 )
 def test_one_line(error: UserError, line: str) -> None:

@@ -92,6 +92,12 @@ def test_zst_of_several_frames(tmp_path: Path) -> None:
     assert [line for _, line in read_lines(path)] == ["one", "two", "three"]
 
 
+def test_link_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").symlink_to(tmp_path / "b.tsv")
+    with pytest.raises(UserError, match=r"a\.tsv: is a link to a file that is not there"):
+        list(read_lines(tmp_path / "a.tsv"))
+
+
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     """Case R12."""
     (tmp_path / "queries.tsv").touch()

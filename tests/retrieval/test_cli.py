@@ -85,6 +85,16 @@ def test_config_that_is_no_yaml_or_is_not_there(tmp_path: Path, capsys: pytest.C
     assert answer(["bm25", "--config", "nope.yaml"], capsys).endswith("nope.yaml: no such file")
 
 
+def test_config_of_another_encoding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_bytes("output: caf\u00e9\n".encode("latin-1"))
+    words = ["bm25", "--config", str(tmp_path / "c.yaml")]
+    assert answer(words, capsys) == "--config holds no YAML text: invalid continuation byte"
+
+
+def test_a_name_that_no_disk_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["evaluate", "--run", "x", "--qrels", "a" * 300], capsys).endswith(": File name too long")
+
+
 def test_text_for_a_list_in_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text("metrics: MRR@10\n")
     line = "--config gives text to an option that takes a list (write [one, two])"

@@ -115,3 +115,10 @@ def test_a_budget_of_nothing_is_one_line(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == "condenser: error: --budget is 0.0, expected more than 0 and at most 1000000\n"
+
+
+def test_missing_weights_are_found_before_the_work(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with pytest.raises(UserError, match="no such folder, expected a model folder"):
+        quickstart(QuickstartOptions(collection="medquad", init=str(tmp_path / "none"), output=str(output)))
+    assert not output.exists()

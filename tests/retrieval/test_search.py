@@ -177,7 +177,7 @@ def test_passage_vectors_are_no_queries(options: SearchOptions, make_vectors: Ma
         ({"collection": "medquad"}, "give one of --queries and --collection"),
         ({"split": "test"}, "--split goes with --collection"),
         ({"queries": "missing.jsonl"}, "missing.jsonl: no such file"),
-        ({"index": "missing"}, "missing: no such folder; expected a index folder"),
+        ({"index": "missing"}, "missing: no such folder; expected an index folder"),
         ({"encoder": "./missing"}, "missing: no such folder"),
         ({"nprobe": 4}, "--nprobe does not apply to a Flat index"),
         ({"ef_search": 4}, "--ef_search does not apply to a Flat index"),
