@@ -73,6 +73,8 @@ class Workspace:
         self.output = Path(output)
         if not self.output.name:
             raise UserError("cannot become a folder of results", repr(str(output)), "give --output a name")
+        if self.output.is_symlink():  # one cannot rename a folder over a link: what it points at appears
+            self.output = Path(os.path.realpath(self.output))
         self.path = self.output.with_name(self.output.name + ".partial")
         self.scratch = self.path / SCRATCH
         self.kind = kind
@@ -235,17 +237,25 @@ def seal_folder(draft: Path, final: Path, header: Mapping[str, Any]) -> None:
     publish_folder(draft, final)
 
 
-def load_manifest(folder: str | Path, kind: str | None = None, *, verify: bool = False) -> dict[str, Any]:
+def load_manifest(
+    folder: str | Path,
+    kind: str | None = None,
+    *,
+    verify: bool = False,
+    facts: Mapping[str, type] | None = None,
+) -> dict[str, Any]:
     """Read a finished folder's manifest and check the files it lists.
 
     Args:
         folder: the artifact.
         kind: the kind expected; None takes any.
         verify: also compare each file's SHA-256 (sizes are always compared).
+        facts: the facts that the caller goes by, with their types.
 
     Raises:
         UserError: no such folder, no manifest (unfinished), another kind, a newer schema, a file
-            missing, of another size or damaged, or a listed name that points outside the folder.
+            missing, of another size or damaged, a listed name that points outside the folder, or a fact
+            that is missing or of another type.
     """
     folder = Path(folder)
     expected = f"expected {_named(kind)}" if kind else "expected an artifact of this toolkit"
@@ -267,6 +277,11 @@ def load_manifest(folder: str | Path, kind: str | None = None, *, verify: bool =
         raise UserError("lacks the fingerprint, or files with their bytes and sha256", folder / MANIFEST)
     for name, entry in files.items():
         _check_file(folder, name, entry, verify)
+    stored = manifest.get("facts")
+    for name, expected_type in (facts or {}).items():
+        value = stored.get(name) if isinstance(stored, dict) else None
+        if type(value) is not expected_type:
+            raise UserError(f"fact {name} is {value!r}, expected {expected_type.__name__}", folder / MANIFEST)
     return manifest
 
 
@@ -320,10 +335,10 @@ def identity(name: str | Path) -> str:
 
 
 def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List how two manifests' kind, config and inputs differ, as ``key: old -> new``."""
+    """List how two manifests' config and inputs differ, as ``key: old -> new``; of other kinds only that."""
     differences = []
     if old.get("kind") != new.get("kind"):
-        differences.append(f"kind: {old.get('kind')} -> {new.get('kind')}")
+        return [f"kind: {old.get('kind')} -> {new.get('kind')}"]
     for section in ("config", "inputs"):
         before, after = old.get(section, {}), new.get(section, {})
         for key in sorted(before.keys() | after.keys()):

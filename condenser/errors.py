@@ -49,6 +49,11 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_PART else f"{text[:half]} ... {text[-half:]}"
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or its kind when it has none."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name closest to ``name``, or None when nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

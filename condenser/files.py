@@ -260,6 +260,8 @@ def atomic_write(path: str | Path) -> Iterator[TextIO]:
 def atomic_write_bytes(path: str | Path) -> Iterator[BinaryIO]:
     """Open a binary file that appears under ``path`` only when the block ends without an error."""
     path = Path(path)
+    if path.is_dir():
+        raise UserError("is a folder, expected a file to write", path, "choose another name")
     prepare_parent(path)
     draft = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:

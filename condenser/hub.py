@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from condenser.errors import UserError, nearest
+from condenser.errors import UserError, first_line, nearest
 
 # The families whose positions start behind the pad token's id instead of at 0.
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
@@ -51,8 +51,7 @@ def local_folder(name: str | Path, *, also: str | None = None) -> Path:
     try:
         return Path(snapshot_download(text, allow_patterns=wanted))
     except Exception as error:  # whatever the network does, the user learns one thing: it is not here
-        reason = str(error).split("\n")[0]
-        raise UserError("no such folder, and not to be had from the model hub", path, reason) from None
+        raise UserError("no such folder, and not to be had from the model hub", path, first_line(error)) from None
 
 
 def _near_folder(path: Path) -> str | None:

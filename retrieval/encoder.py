@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from condenser.artifacts import fingerprint
-from condenser.errors import UserError
+from condenser.errors import UserError, first_line
 from condenser.files import atomic_write, disk_faults
 from condenser.hub import local_folder, position_limit, quiet_transformers
 from condenser.weights import check_shapes
@@ -311,9 +311,8 @@ def _load_transformer(folder: Path) -> tuple[Any, Any]:
             raise UserError(
                 f"weights are damaged ({error})", folder / "model.safetensors", "copy or make them anew"
             ) from None
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"cannot be loaded: {reason}", folder) from None
+        except Exception as error:  # what the libraries raise depends on where a file goes wrong
+            raise UserError(f"cannot be loaded: {first_line(error)}", folder) from None
     check_shapes(info["mismatched_keys"], folder)
     missing = sorted(info["missing_keys"])
     if missing:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MATRIX = "vectors.npy"
 _FAISS = "index.faiss"
 _IDS = "ids.json"
+_FACTS = {"dimension": int, "factory": str, "encoder": str, "encoder_fingerprint": str, "max_norm": float}
 _MARGIN = 32
 _QUERIES_AT_ONCE = 1024
 _HITS_AT_ONCE = 1 << 22
@@ -96,7 +97,7 @@ class Index:
                 parameter that this kind of index does not have.
         """
         folder = Path(folder)
-        facts = load_manifest(folder, "index")["facts"]
+        facts = load_manifest(folder, "index", facts=_FACTS)["facts"]
         try:
             ids: list[str] = orjson.loads(existing_file(folder / _IDS).read_bytes())
         except orjson.JSONDecodeError:

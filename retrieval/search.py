@@ -45,7 +45,7 @@ def search(options: SearchOptions) -> Path:
     made_by: dict[str, Any] = {}
     # The rows are made while the file is open: an output that cannot be written is found before the work.
     write_run(options.output, _stored_rows(options, made_by) if stored else _text_rows(options, made_by))
-    write_json(f"{options.output}.json", made_by)
+    write_json(f"{Path(options.output)}.json", made_by)
     return Path(options.output)
 
 
@@ -71,7 +71,7 @@ def _stored_rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
 
 def _text_rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
     queries = _read_texts(options)
-    recorded = load_manifest(options.index, "index")["facts"]
+    recorded = load_manifest(options.index, "index", facts={"encoder": str})["facts"]
     folder = local_folder(options.encoder or recorded["encoder"])
     # Imported here, because mistakes up to here should show at once and stored vectors need no torch.
     from retrieval.encoder import Encoder

@@ -44,7 +44,7 @@ class Vectors:
                 than vectors.
         """
         folder = Path(folder)
-        facts = load_manifest(folder, "vectors")["facts"]
+        facts = load_manifest(folder, "vectors", facts={"kind": str, "dimension": int, "shards": int})["facts"]
         ids: list[str] = []
         shards = []
         for number in range(facts["shards"]):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from condenser.errors import UserError
+from condenser.errors import UserError, first_line
 from condenser.files import identifier, read_lines, read_records
 
 _ID_KEYS = ("_id", "id", "docid")
@@ -128,8 +128,7 @@ def read_dataset(name: str, *, config: str | None, split: str, column: str) -> I
     except UserError:
         raise
     except Exception as error:  # what the library raises over a damaged file depends on the file's kind
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"cannot read split {split!r} of this data set: {reason}", name) from None
+        raise UserError(f"cannot read split {split!r} of this data set: {first_line(error)}", name) from None
     if number < 0:
         raise UserError(f"split {split!r} holds no row", name)
 

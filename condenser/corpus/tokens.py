@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from condenser.artifacts import load_manifest
-from condenser.errors import UserError
+from condenser.errors import UserError, first_line
+from condenser.files import existing_file
 from condenser.hub import local_folder
 
 if TYPE_CHECKING:
@@ -47,10 +48,11 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer
 
+    folder = local_folder(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(local_folder(name), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"no tokenizer could be loaded: {str(error).splitlines()[0]}", name) from None
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # what the libraries raise depends on where a file goes wrong
+        raise UserError(f"no tokenizer could be loaded: {first_line(error)}", name) from None
     if not tokenizer.is_fast:
         raise UserError("tokenizer has no fast version, which word boundaries need", name)
     return tokenizer
@@ -136,15 +138,21 @@ class TokenStore:
         folder: made by `condenser spans`.
 
     Raises:
-        UserError: not a finished token store.
+        UserError: not a finished token store, or a damaged one.
     """
 
     def __init__(self, folder: str | Path) -> None:
         from datasets import Dataset
 
         self.folder = Path(folder)
-        self.manifest = load_manifest(self.folder, "spans")
-        table = Dataset.from_file(str(self.folder / TOKENS_FILE)).data.table
+        self.manifest = load_manifest(self.folder, "spans", facts={"max_length": int})
+        file = existing_file(self.folder / TOKENS_FILE)
+        try:
+            table = Dataset.from_file(str(file)).data.table
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"is not a whole token store: {first_line(error)}", file, "build it anew") from None
+        if table.schema.names != _SCHEMA.names:
+            raise UserError(f"has columns {table.schema.names}, expected {_SCHEMA.names}", file, "build it anew")
         self._names: pa.ChunkedArray = table.column("id")
         self._ids: list[pa.ListArray] = table.column("ids").chunks
         self._starts: list[pa.ListArray] = table.column("word_starts").chunks

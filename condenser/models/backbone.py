@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, BertConfig, BertForMaskedLM, PretrainedConfig
 from transformers.masking_utils import create_bidirectional_mask
 
-from condenser.errors import UserError, sample
+from condenser.errors import UserError, first_line, sample
 from condenser.hub import local_folder, position_limit, quiet_transformers
 from condenser.talk import say
 from condenser.weights import check_config, check_shapes, check_weights, stored_dtypes
@@ -272,8 +272,3 @@ def _load_config(folder: Path) -> Any:
             f"model family {config.model_type!r} is not supported, expected one of {', '.join(FAMILIES)}", folder
         )
     return config
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its kind when it has none."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -115,6 +115,46 @@ def test_empty_folder_is_taken(tmp_path: Path) -> None:
     load_manifest(tmp_path / "out")
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_points_at_appears(tmp_path: Path, there: bool) -> None:
+    target = tmp_path / "disk" / "out"
+    target.parent.mkdir()
+    if there:
+        target.mkdir()
+    (tmp_path / "out").symlink_to(target)
+    make(tmp_path / "out")
+    assert (tmp_path / "out").is_symlink() and [entry.name for entry in target.parent.iterdir()] == ["out"]
+    make(tmp_path / "out")  # up to date
+
+
+def test_an_artifact_of_another_kind_is_told_in_few_words(tmp_path: Path) -> None:
+    make(tmp_path / "out", k=1)
+    with (
+        pytest.raises(UserError, match="was made with other settings: kind: vectors -> index "),
+        Workspace(tmp_path / "out", "index", config={"factory": "Flat"}, inputs={}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda manifest: manifest.pop("facts"), "manifest.json: fact count is None, expected int"),
+        (lambda manifest: manifest.update(facts=[]), "fact count is None, expected int"),
+        (lambda manifest: manifest["facts"].update(count="3"), "fact count is '3', expected int"),
+        (lambda manifest: manifest["facts"].update(count=True), "fact count is True, expected int"),
+    ],
+)
+def test_facts_that_the_next_stage_goes_by_are_checked(tmp_path: Path, change: Any, message: str) -> None:
+    folder = make(tmp_path / "out")
+    assert load_manifest(folder, facts={"count": int})["facts"]["count"] == 3
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=message):
+        load_manifest(folder, facts={"count": int})
+
+
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
@@ -305,14 +345,10 @@ def test_fingerprint(tmp_path: Path) -> None:
 
 def test_describe_difference() -> None:
     old = {"kind": "a", "config": {"k": 1, "gone": 2}, "inputs": {"encoder": "x"}}
-    new = {"kind": "b", "config": {"k": 1, "seed": 3}, "inputs": {"encoder": "y"}}
+    new = {"kind": "a", "config": {"k": 1, "seed": 3}, "inputs": {"encoder": "y"}}
     assert describe_difference(old, old) == []
-    assert describe_difference(old, new) == [
-        "kind: a -> b",
-        "gone: 2 -> None",
-        "seed: None -> 3",
-        "encoder: 'x' -> 'y'",
-    ]
+    assert describe_difference(old, new) == ["gone: 2 -> None", "seed: None -> 3", "encoder: 'x' -> 'y'"]
+    assert describe_difference(old, new | {"kind": "b"}) == ["kind: a -> b"]
 
 
 def test_result_config_leaves_out_what_cannot_change_the_result() -> None:

@@ -92,6 +92,15 @@ def test_zst_of_several_frames(tmp_path: Path) -> None:
     assert [line for _, line in read_lines(path)] == ["one", "two", "three"]
 
 
+def test_a_folder_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "run.trec").mkdir()
+    with (
+        pytest.raises(UserError, match=r"run\.trec: is a folder, expected a file to write"),
+        atomic_write(tmp_path / "run.trec"),
+    ):
+        pass
+
+
 def test_link_to_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").symlink_to(tmp_path / "b.tsv")
     with pytest.raises(UserError, match=r"a\.tsv: is a link to a file that is not there"):
