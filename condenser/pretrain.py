@@ -73,12 +73,13 @@ def pretrain(options: PretrainOptions) -> Path:
         leaves ``OUTPUT.partial`` and goes on from its newest checkpoint.
 
     Raises:
-        UserError: no or two starts (--init, --model_size), data of another vocabulary, lengths
-            beyond the model's positions, or a batch the data cannot fill.
+        UserError: no or two starts (--init, --model_size), options of a head that the objective lacks,
+            data of another vocabulary, lengths beyond the model's positions, or a batch the data cannot fill.
     """
     kind = OBJECTIVES[options.objective]
     if (options.init is None) == (options.model_size is None):
         raise UserError("give exactly one of --init and --model_size")
+    _check_head_options(options, kind)
     settings = loop_settings(options, kind.unit)
     accelerator = start_accelerator(settings)
     inputs = {"data": fingerprint(options.data)}
@@ -106,6 +107,12 @@ def pretrain(options: PretrainOptions) -> Path:
             _finish(workspace, model, tokenizer, options)
         accelerator.wait_for_everyone()
         return workspace.output
+
+
+def _check_head_options(options: PretrainOptions, kind: ObjectiveKind) -> None:
+    for name in ("skip_from", "head_layers", "late_mlm"):
+        if not kind.has_head and getattr(options, name) is not None:
+            raise UserError(f"--{name} is for objectives with a Condenser head, {options.objective} has none")
 
 
 def step_function(options: PretrainOptions, kind: ObjectiveKind) -> Step:

@@ -63,7 +63,9 @@ class CompareOptions(Options):
     duplicates: Literal["refuse", "best"] = option(
         "refuse", "a passage twice in one ranking: refuse, or keep its best score"
     )
-    resamples: int = option(10_000, "bootstrap samples, and sign flips of the randomisation test", minimum=100)
+    resamples: int = option(
+        10_000, "bootstrap samples, and sign flips of the randomisation test", minimum=100, maximum=1_000_000
+    )
     confidence: float = option(0.95, "of the intervals", above=0, below=1)
     seed: int = seed_of("the bootstrap and of the randomisation test")
     changed: int = option(10, "how many of the most changed queries to show", minimum=0)

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from condenser.errors import UserError
-from condenser.files import atomic_write, identifier, open_bytes, read_lines
+from condenser.files import atomic_write, existing_file, identifier, open_bytes, read_lines
 from eval.run_lines import TEXT_SUFFIXES, Piece, as_float32, explained, text_pieces
 
 Qrels = dict[str, dict[str, int]]
@@ -208,7 +208,13 @@ def _duplicate(path: str | Path, query_id: str, passage_id: str) -> UserError:
 
 
 def first_byte(path: str | Path) -> bytes:
-    """Return the first byte of a file, unpacked; empty when it has none."""
+    """Return the first byte of a file, unpacked; empty when it has none.
+
+    Raises:
+        UserError: no such file, or a pipe, whose first byte would be gone then.
+    """
+    if not existing_file(path).is_file():
+        raise UserError("is a pipe, which can be read once only", path, "write it to a file first")
     with open_bytes(path) as stream, explained(path):
         return stream.read(1)
 

@@ -109,6 +109,9 @@ def _free_space(place: object) -> str:
 
 
 def _run(words: list[str]) -> int:
+    for word in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UserError(f"argument {word!r} is not UTF-8", hint="rename the file")
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -175,15 +178,22 @@ def parse_options(verb: str, words: Sequence[str]) -> Any:
         return None
     except UnicodeDecodeError as error:
         raise UserError(f"--config holds no YAML text: {error.reason}") from None
+    except RecursionError:
+        raise UserError("--config holds YAML that contains itself") from None
     values = {field.name: getattr(known, _option_name(field)) for field in dataclasses.fields(options_class)}
-    _check_required(options_class, values)
+    _check_given(options_class, values)
     return options_class(**values)
 
 
-def _check_required(options_class: type, values: dict[str, Any]) -> None:
+def _check_given(options_class: type, values: dict[str, Any]) -> None:
+    """Refuse what is missing, and the ``null`` that a config can give to any option."""
+    hints = typing.get_type_hints(options_class)
     for field in dataclasses.fields(options_class):
         if _is_required(field) and values[field.name] in (None, []):
             raise UserError(f"--{field.name} is missing: {field.metadata['help']}")
+        hint = hints[field.name]
+        if values[field.name] is None and type(None) not in typing.get_args(hint):
+            raise UserError(f"--{_option_name(field)} is null, expected {_in_words(hint)}")
 
 
 def _with_underscores(word: str) -> str:

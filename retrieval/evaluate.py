@@ -25,6 +25,8 @@ def evaluate(options: EvaluateOptions) -> str:
     chosen = [name for name, value in modes.items() if value]
     if len(chosen) > 1:
         raise UserError(f"{' and '.join(chosen)} do not go together", hint="choose one")
+    if options.output is not None and not options.answers:
+        raise UserError("--output goes with --answers", hint="the report goes to stdout: condenser evaluate ... > FILE")
     if options.sts is not None:
         return _evaluate_sts(options.sts, options)
     if options.run is None:

@@ -80,6 +80,8 @@ def finetune(options: FinetuneOptions) -> Path:
         encoder = load_encoder(options)
         examples = read_examples(collection, options.split, with_negatives=options.negatives > 0)
         has_dev = options.dev_split in collection.splits()
+        if not has_dev and accelerator.is_main_process:
+            say(f"no judgements for split {options.dev_split!r}: the weights will be those of the last step")
         dev = read_examples(collection, options.dev_split, with_negatives=False) if has_dev else []
         passages = collect_passages(
             collection, (passage for example in examples for passage in (*example.positives, *example.negatives))

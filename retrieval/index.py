@@ -293,9 +293,9 @@ def _new_faiss_index(factory: str, vectors: Vectors) -> Any:
     faiss = load_faiss()
     dimension, count = vectors.facts["dimension"], len(vectors.ids)
     refusal = f"--factory {factory!r} cannot be built over vectors of {dimension} numbers"
-    if re.search(r"[A-Za-z]0+(?!\d)", factory):
+    if re.search(r"[A-Za-z]0+(?!\d)|HNSW1(?!\d)", factory):  # over these FAISS itself crashes
         raise UserError(
-            f"{refusal}: a count in it is 0", hint="FAISS's factory strings look like IVF256,Flat or HNSW32"
+            f"{refusal}: a count in it is too small", hint="FAISS's factory strings look like IVF256,Flat or HNSW32"
         )
     try:
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)

@@ -290,6 +290,8 @@ def test_another_number_of_processes_goes_on_with_the_same_batches(store: str, t
     [
         ({"init": None}, "exactly one of --init and --model_size"),
         ({"model_size": "tiny"}, "exactly one of --init and --model_size"),
+        ({"objective": "mlm", "head_layers": 3}, "--head_layers is for objectives with a Condenser head, mlm has none"),
+        ({"objective": "mlm", "late_mlm": False}, "--late_mlm is for objectives with a Condenser head"),
         ({"batch_size": 5000}, r"holds \d+ spans, one step needs 5,000"),
         ({"batch_size": 3, "gradient_accumulation": 2}, "cannot be shared out over 1 processes x 2 micro-batches"),
         ({"max_length": 65}, "spans of 65 tokens do not fit the model's 64 positions"),

@@ -55,6 +55,7 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["finetune", "--max_steps", "1.5"], "--max_steps is '1.5', expected a whole number"),
         # An option of Tevatron's that misses its s, and a number that ran into the next option.
         (["finetune", "--negatves", "3"], "unknown option --negatves (did you mean --negatives?)"),
+        ([*BM25, "--output", "\udcff.trec"], "argument '\\udcff.trec' is not UTF-8 (rename the file)"),
         (["finetune", "--epochs", "53--workers", "2"], "--epochs is '53--workers', expected a number"),
     ],
 )
@@ -71,6 +72,8 @@ def test_wrong_command_lines(words: list[str], line: str, capsys: pytest.Capture
         ("nested: {a: 1}\n", "unknown option --nested.a (see --help)"),
         ("- a\n", "--config holds no YAML mapping of options: Unexpected config: - a"),
         ("", "--config holds no YAML mapping of options: Unexpected config:"),
+        ("output: o\nk: null\n", "--k is null, expected a whole number"),
+        ("a: &a [*a]\n", "--config holds YAML that contains itself"),
         ("output: null\n", "--output is missing: run file to write: .trec or .tsv"),
     ],
 )

@@ -200,6 +200,9 @@ def test_what_is_refused(
     assert refusal(capsys, "evaluate", "--answers", "--run", run) == (
         "--collection is missing: texts and answers of the run (or give DPR's result json as --run)"
     )
+    assert refusal(capsys, "evaluate", "--qrels", qrels, "--run", run, "--output", "x") == (
+        "--output goes with --answers (the report goes to stdout: condenser evaluate ... > FILE)"
+    )
     assert refusal(capsys, "evaluate", "--sts", qrels) == (
         "--encoder is missing: what turns the sentences of --sts into vectors"
     )
