@@ -18,7 +18,7 @@ from condenser.files import existing_file
 from condenser.talk import say, warn
 from retrieval.options import IndexOptions
 from retrieval.records import Hit
-from retrieval.vectors import Vectors, check_same_space, map_matrix, vectors_file
+from retrieval.vectors import Vectors, check_ids, check_same_space, map_matrix, vectors_file
 
 if TYPE_CHECKING:
     from retrieval.encoder import Encoder
@@ -99,7 +99,7 @@ class Index:
         folder = Path(folder)
         facts = load_manifest(folder, "index", facts=_FACTS)["facts"]
         try:
-            ids: list[str] = orjson.loads(existing_file(folder / _IDS).read_bytes())
+            ids = check_ids(orjson.loads(existing_file(folder / _IDS).read_bytes()), folder / _IDS)
         except orjson.JSONDecodeError:
             raise UserError("is not a list of ids as `condenser index` writes it", folder / _IDS) from None
         if (folder / _MATRIX).is_file():

@@ -113,9 +113,16 @@ def read_ids(file: Path) -> Shard:
     """Read the ids of a shard."""
     try:
         stored = orjson.loads(existing_file(file).read_bytes())
-        return Shard(stored["ids"], stored["cut"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return Shard(check_ids(stored["ids"], file), int(stored["cut"]))
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
         raise UserError("is not a list of ids as `condenser encode` writes it", file) from None
+
+
+def check_ids(ids: object, file: Path) -> list[str]:
+    """Return ``ids`` if they are a list of texts; raise UserError for what a damaged or foreign file holds."""
+    if not isinstance(ids, list) or not set(map(type, ids)) <= {str}:
+        raise UserError("holds something else than a list of ids", file, "make the folder anew")
+    return ids
 
 
 def map_matrix(file: Path, dimension: int) -> np.ndarray:

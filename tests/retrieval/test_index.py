@@ -149,6 +149,18 @@ def test_queries_that_cannot_be_searched_are_refused() -> None:
         index.search(["what"], 2)
 
 
+@pytest.mark.parametrize("content", ["null", "{}", '["a", 1, 2]', "[oops"])
+def test_ids_of_another_shape_are_refused(tmp_path: Path, make_vectors: MakeVectors, content: str) -> None:
+    """Sizes and manifest may fit all the same."""
+    folder = build(tmp_path, make_vectors(np.ones((3, 2)), names(3)))
+    (folder / "ids.json").write_text(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["ids.json"]["bytes"] = len(content)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"ids\.json: (is not a|holds something else than a) list of ids"):
+        Index.load(folder)
+
+
 @pytest.mark.parametrize("shard_size", [1000, 7])
 def test_a_flat_folder_holds_the_vectors_and_is_mapped(
     tmp_path: Path, make_vectors: MakeVectors, shard_size: int

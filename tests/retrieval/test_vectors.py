@@ -11,7 +11,7 @@ import pytest
 
 from condenser.artifacts import MANIFEST
 from condenser.errors import UserError
-from retrieval.vectors import Shard, Vectors, check_same_space, read_shard, write_shard
+from retrieval.vectors import Shard, Vectors, check_same_space, read_ids, read_shard, write_shard
 
 MATRIX = np.arange(15, dtype=np.float32).reshape(5, 3)
 IDS = ["007", "7", "a b", "line\nend", "naïve ☃"]
@@ -78,6 +78,15 @@ def test_another_dimension_or_type_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "vectors-00000.npy", MATRIX.astype(np.float64))
     with pytest.raises(UserError, match=r"is float64 of shape 5 x 3, expected float32 rows of 3"):
         read_shard(tmp_path, 0, 3)
+
+
+@pytest.mark.parametrize(
+    "content", ["null", "[]", "{", '{"ids": null, "cut": 0}', '{"ids": [1], "cut": 0}', '{"ids": []}']
+)
+def test_ids_of_another_shape_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "ids-00000.json").write_text(content)
+    with pytest.raises(UserError, match=r"ids-00000\.json: (is not a|holds something else than a) list of ids"):
+        read_ids(tmp_path / "ids-00000.json")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
