@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from condenser.artifacts import Workspace, fingerprint, identity, result_config
+from condenser.artifacts import Workspace, fingerprint, identity, load_manifest, result_config
 from condenser.corpus.batches import Frame, PretrainBatch, SpanBatches
 from condenser.corpus.corruption import masking_policy
 from condenser.corpus.tokens import TokenStore, load_tokenizer, require_words
@@ -90,6 +90,8 @@ def pretrain(options: PretrainOptions) -> Path:
         accelerator.wait_for_everyone()
         if workspace.done or (not accelerator.is_main_process and workspace.output.is_dir()):
             return workspace.output
+        if accelerator.is_main_process:
+            load_manifest(options.data, "spans", verify=True)  # a flipped bit in the corpus would train in silence
         store = TokenStore(options.data)
         tokenizer = load_tokenizer(store.tokenizer_folder)
         torch.manual_seed(options.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -307,6 +308,16 @@ def test_bad_options_are_one_line(
     with pytest.raises(UserError, match=message):
         pretrain(options_for(store, tmp_path / "out", tiny_bert, **change))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_flipped_bit_in_the_corpus_is_found(store: str, tiny_bert: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "spans"
+    shutil.copytree(store, damaged)
+    tokens = bytearray((damaged / "tokens.arrow").read_bytes())
+    tokens[len(tokens) // 2] ^= 1
+    (damaged / "tokens.arrow").write_bytes(tokens)
+    with pytest.raises(UserError, match=r"tokens\.arrow: contents differ from the manifest's sha256"):
+        pretrain(options_for(str(damaged), tmp_path / "out", tiny_bert))
 
 
 def test_random_weights_of_a_named_size(store: str, tmp_path: Path) -> None:
