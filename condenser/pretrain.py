@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from condenser.artifacts import Workspace, fingerprint, identity, load_manifest, result_config
+from condenser.artifacts import Workspace, fingerprint, identity, result_config
 from condenser.corpus.batches import Frame, PretrainBatch, SpanBatches
 from condenser.corpus.corruption import masking_policy
 from condenser.corpus.tokens import TokenStore, load_tokenizer, require_words
@@ -36,13 +36,12 @@ class ObjectiveKind:
 
     has_head: bool
     pairs: bool
-    unit: str
 
 
 OBJECTIVES = {
-    "mlm": ObjectiveKind(has_head=False, pairs=False, unit="steps"),
-    "condenser": ObjectiveKind(has_head=True, pairs=False, unit="steps"),
-    "cocondenser": ObjectiveKind(has_head=True, pairs=True, unit="steps"),
+    "mlm": ObjectiveKind(has_head=False, pairs=False),
+    "condenser": ObjectiveKind(has_head=True, pairs=False),
+    "cocondenser": ObjectiveKind(has_head=True, pairs=True),
 }
 
 
@@ -80,7 +79,7 @@ def pretrain(options: PretrainOptions) -> Path:
     if (options.init is None) == (options.model_size is None):
         raise UserError("give exactly one of --init and --model_size")
     _check_head_options(options, kind)
-    settings = loop_settings(options, kind.unit)
+    settings = loop_settings(options)
     accelerator = start_accelerator(settings)
     inputs = {"data": fingerprint(options.data)}
     if options.init is not None:
@@ -90,9 +89,8 @@ def pretrain(options: PretrainOptions) -> Path:
         accelerator.wait_for_everyone()
         if workspace.done or (not accelerator.is_main_process and workspace.output.is_dir()):
             return workspace.output
-        if accelerator.is_main_process:
-            load_manifest(options.data, "spans", verify=True)  # a flipped bit in the corpus would train in silence
-        store = TokenStore(options.data)
+        # a flipped bit in the corpus would train in silence
+        store = TokenStore(options.data, verify=accelerator.is_main_process)
         tokenizer = load_tokenizer(store.tokenizer_folder)
         torch.manual_seed(options.seed)
         model, new_parameters = build_model(options, kind, store, tokenizer)
@@ -132,11 +130,11 @@ def step_function(options: PretrainOptions, kind: ObjectiveKind) -> Step:
     return cached(lambda cls, batch: span_contrastive_loss(cls[: batch.paired_rows]), options.cache_chunk)
 
 
-def loop_settings(options: Any, unit: str = "steps", **others: Any) -> LoopSettings:
+def loop_settings(options: Any, **others: Any) -> LoopSettings:
     """Take the loop's settings from a verb's options."""
     names = LoopSettings.__dataclass_fields__
     values = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    return LoopSettings(**(values | {"unit": unit} | others))
+    return LoopSettings(**(values | others))
 
 
 def build_model(

@@ -136,16 +136,17 @@ class TokenStore:
 
     Args:
         folder: made by `condenser spans`.
+        verify: compare the files' SHA-256 too, which reads them all.
 
     Raises:
         UserError: not a finished token store, or a damaged one.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, verify: bool = False) -> None:
         from datasets import Dataset
 
         self.folder = Path(folder)
-        self.manifest = load_manifest(self.folder, "spans", facts={"max_length": int})
+        self.manifest = load_manifest(self.folder, "spans", verify=verify, facts={"max_length": int})
         file = existing_file(self.folder / TOKENS_FILE)
         try:
             table = Dataset.from_file(str(file)).data.table

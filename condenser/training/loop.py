@@ -58,7 +58,6 @@ class LoopSettings:
     keep_checkpoints: int
     workers: int = 0
     head_warmup_steps: int = 0
-    unit: str = "steps"
 
 
 @dataclass
@@ -177,7 +176,7 @@ def train(
         generator=torch.Generator(),  # without one, the loader draws from the state that dropout is replayed from
     )
     wrapped.train()
-    meter = Meter(workspace.output.name, settings.max_steps, settings.unit, start=state["step"],
+    meter = Meter(workspace.output.name, settings.max_steps, "steps", start=state["step"],
                   quiet=not accelerator.is_main_process)  # fmt: skip
     with _Stop() as stop, meter:
         for step, micro_batches in enumerate(steps, start=state["step"]):
