@@ -69,7 +69,7 @@ def finetune(options: FinetuneOptions) -> Path:
     """
     settings = loop_settings(options, max_steps=options.max_steps or 0)
     accelerator = start_accelerator(settings)
-    collection = open_collection(options.collection)
+    collection = open_collection(options.collection[0])
     inputs = {"encoder": identity(options.encoder), "collection": collection.fingerprint()}
     workspace = Workspace(options.output, "encoder", config=result_config(options), inputs=inputs, resumable=True)
     with workspace if accelerator.is_main_process else nullcontext():

@@ -9,6 +9,9 @@ from condenser.options import Options, option, output, required, seed_of, source
 
 Device = Literal["auto", "cpu", "cuda"]
 Split = str
+Format = Literal[
+    "auto", "beir", "msmarco", "dpr", "tevatron", "pyserini", "pairs", "triples", "scored", "datasets", "ir_datasets"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,25 +23,52 @@ class DataOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(Options):
-    """Train a bi-encoder on a collection's judged pairs, with in-batch and given negatives."""
+    """Train a bi-encoder on judged pairs, with in-batch and given negatives, or to a teacher's scores."""
 
     encoder: str = source("folder or hub name to start from: a pretrained or an encoder folder")
-    collection: str = source("BEIR-style folder, or the name of an embedded collection")
+    collection: list[str] = source(
+        "one or more collections: a folder or file in a known format, or the name of an embedded one"
+    )
+    format: Format = option("auto", "how the collections' files are to be read; auto looks at them")
+    weights: list[float] = option(
+        [], "share of the steps of each collection; default: by its number of queries", above=0
+    )
     split: Split = option("train", "judgements to train on")
-    dev_split: Split = option("dev", "judgements to choose the best checkpoint on, where the collection has them")
+    dev_collection: str | None = source("judgements to choose the best checkpoint on; default: the first", default=None)
+    dev_split: Split = option("dev", "their split, where there is one")
     output: str = output("encoder folder to write: opens in AutoModel and SentenceTransformer")
     max_steps: int | None = option(None, "optimiser steps; default: from --epochs", minimum=1)
     epochs: float = option(3.0, "passes over the training queries", above=0, maximum=1_000_000)
     batch_size: int = option(64, "queries per step, over all processes", minimum=1)
-    negatives: int = option(
-        0, "hard negatives per query, where the collection gives them (negatives/SPLIT.jsonl)", minimum=0
+    loss: Literal["softmax", "margin_mse", "kl", "regression"] = option(
+        "softmax",
+        "softmax over all passages of the step; margin_mse or kl against the scores of a teacher in the data; "
+        "regression of the cosine on scored pairs",
     )
-    pooling: Literal["cls", "mean"] | None = option(None, "vector of a text; default: as the encoder says, else cls")
+    negatives: int = option(0, "hard negatives per query, where the collection gives them", minimum=0)
+    share_negatives: bool = option(True, "with several processes: each query meets the passages of all of them")
+    drop_empty: bool = option(False, "leave out, and count, queries without a positive in the corpus")
+    untied: bool | None = option(
+        None, "a tower of its own for queries and for passages; default: as the encoder says, else false"
+    )
+    pooling: Literal["cls", "mean", "last"] | None = option(
+        None,
+        "vector of a text: state of the first token, mean, or state of the last token; "
+        "default: as the encoder says, else cls",
+    )
+    projection: int | None = option(
+        None, "a linear layer to this many numbers after pooling; default: as the encoder says, else none", minimum=1
+    )
     normalize: bool | None = option(
         None, "scale vectors to length 1 (cosine); default: as the encoder says, else false"
     )
     temperature: float = option(1.0, "scores are divided by this in the loss (.05 suits normalised vectors)", above=0)
-    passage_template: str | None = option(None, "how title and text are joined; default '{title} {text}'")
+    matryoshka: list[int] = option(
+        [], "shorter lengths at which the first numbers of a vector must do alone as well", minimum=1
+    )
+    passage_template: str | None = option(
+        None, "how title and text are joined; default '{title} {text}'; {sep} is the separator token"
+    )
     query_prompt: str | None = option(None, "text put before each query")
     passage_prompt: str | None = option(None, "text put before each passage")
     query_max_length: int | None = option(
@@ -53,12 +83,27 @@ class FinetuneOptions(Options):
     )
     weight_decay: float = option(0.01, "AdamW weight decay, not on biases and LayerNorms", minimum=0)
     max_grad_norm: float = option(1.0, "gradient clipping by global norm", above=0)
+    cache_tokens: int | None = option(
+        None,
+        "gradient caching: tokens whose graph exists at one time; the gradient is that of the whole batch",
+        minimum=1,
+    )
+    graph_memory: float = option(
+        0.0, "with --cache_tokens: GiB for graphs that are kept, which saves their second forward pass", minimum=0
+    )
+    gradient_checkpointing: bool = option(False, "recompute layers in the backward pass: less memory, more time")
+    lora: int | None = option(None, "train low-rank updates of this rank (peft) and merge them at the end", minimum=1)
     seed: int = seed_of("the data order, the choice of positives and negatives, and dropout")
     mixed_precision: Literal["no", "fp16", "bf16"] = option("no", "autocast type on GPUs")
     device: Device = option("auto", "where to compute")
     eval_every: int | None = option(None, "steps between dev evaluations; default: a quarter of the steps", minimum=1)
     eval_pool: int = option(
-        1000, "passages searched in the dev evaluation: all positives and a fixed sample", minimum=1
+        1000,
+        "passages searched in the dev evaluation: all positives and a fixed sample; 0: the whole corpus",
+        minimum=0,
+    )
+    tracker: Literal["none", "tensorboard", "wandb"] = option(
+        "none", "also send the log to this tracker", shapes_result=False
     )
     log_every: int = option(10, "steps between log lines", shapes_result=False, minimum=1)
     save_every: int = option(500, "steps between checkpoints", shapes_result=False, minimum=1)

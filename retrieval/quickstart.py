@@ -185,7 +185,7 @@ def plan(options: QuickstartOptions, init: str) -> tuple[list[Stage], list[Arm]]
 def _retriever_stages(options: QuickstartOptions, root: Path, prefix: str, start: str, steps: int) -> Iterator[Stage]:
     finetune = FinetuneOptions(
         encoder=start,
-        collection=options.collection,
+        collection=[options.collection],
         max_steps=steps,
         batch_size=64,
         pooling="cls",

@@ -24,8 +24,9 @@ def start(
     words = []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if value is not None:
-            words += [f"--{field.name}", str(value).lower() if isinstance(value, bool) else str(value)]
+        if value not in (None, []):
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{field.name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in values)]
     command = [sys.executable, "-m", "retrieval.cli", verb, *words]
     if processes > 1:
         together = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]

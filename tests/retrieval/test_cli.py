@@ -124,7 +124,7 @@ def test_text_arrives_as_it_was_written(text: str) -> None:
 
 
 def test_defaults_are_those_of_the_dataclass() -> None:
-    assert parse_options("finetune", FINETUNE) == FinetuneOptions(encoder="e", collection="c", output="o")
+    assert parse_options("finetune", FINETUNE) == FinetuneOptions(encoder="e", collection=["c"], output="o")
 
 
 def test_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options_for(collection: Path, output: Path, tiny_bert: Path, **others: object) -> FinetuneOptions:
     settings = {"max_steps": 8, "batch_size": 4, "log_every": 1, "device": "cpu", "passage_max_length": 24} | others
-    return FinetuneOptions(encoder=str(tiny_bert), collection=str(collection), output=str(output), **settings)
+    return FinetuneOptions(encoder=str(tiny_bert), collection=[str(collection)], output=str(output), **settings)
 
 
 def test_examples_join_positives_and_negatives(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
