@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,15 +18,14 @@ from condenser.training.distributed import rank, world_size
 from condenser.training.loop import BEST, Evaluation, start_accelerator, train
 from condenser.training.steps import accumulate
 from retrieval.collections import Collection, open_collection
+from retrieval.dev import DevSearch
 from retrieval.encoder import Encoder, batches_by_length
-from retrieval.examples import Example, PairBatch, PairBatches, collect_passages, read_examples
+from retrieval.examples import PairBatch, PairBatches, collect_passages, read_examples
 from retrieval.losses import shared_in_batch_softmax
 from retrieval.options import FinetuneOptions
-from retrieval.records import Passage
 
 # Texts of like length go through the encoder together: less padding at the same result.
 _FORWARD_TOKENS = 1024
-_DEV_CUTOFF = 10
 
 
 class BiEncoder(nn.Module):
@@ -82,7 +79,6 @@ def finetune(options: FinetuneOptions) -> Path:
         has_dev = options.dev_split in collection.splits()
         if not has_dev and accelerator.is_main_process:
             say(f"no judgements for split {options.dev_split!r}: the weights will be those of the last step")
-        dev = read_examples(collection, options.dev_split, with_negatives=False) if has_dev else []
         passages = collect_passages(
             collection, (passage for example in examples for passage in (*example.positives, *example.negatives))
         )
@@ -99,13 +95,12 @@ def finetune(options: FinetuneOptions) -> Path:
         steps = options.max_steps or max(1, round(options.epochs * batches.steps_per_epoch))
         settings = loop_settings(options, max_steps=steps)
         evaluation = None
-        if dev:
-            pool = dev_pool(collection, dev, options.eval_pool, options.seed)
+        if has_dev:
+            search = DevSearch(collection, options.dev_split, pool=options.eval_pool, seed=options.seed)
             evaluation = Evaluation(
                 every=options.eval_every or math.ceil(steps / 4),
-                score=lambda: pool_mrr(encoder, dev, pool),
+                score=lambda: search(encoder),
                 save=lambda folder: encoder.save(folder, _card(options, collection)),
-                name="dev_pool_mrr@10",
             )
         if accelerator.is_main_process:
             candidates = options.batch_size * (1 + options.negatives)
@@ -151,31 +146,6 @@ def _softmax_loss(model: nn.Module, batch: PairBatch, temperature: float) -> dic
         queries, passages, batch.targets, batch.passage_rows, batch.positives, temperature=temperature
     )
     return {"contrastive": loss}
-
-
-def dev_pool(collection: Collection, dev: Sequence[Example], size: int, seed: int) -> list[Passage]:
-    """Return the passages a dev evaluation searches: all dev positives, filled up to ``size`` by a seeded sample."""
-    needed = {passage for example in dev for passage in example.positives}
-    others = [passage.id for passage in collection.passages() if passage.id not in needed]
-    count = min(max(0, size - len(needed)), len(others))
-    chosen = np.random.default_rng([seed, 0]).choice(len(others), count, replace=False)
-    return list(collect_passages(collection, needed | {others[i] for i in chosen}).values())
-
-
-def pool_mrr(encoder: Encoder, dev: Sequence[Example], pool: Sequence[Passage]) -> float:
-    """Return the mean reciprocal rank at 10 of the dev queries over a pool of passages.
-
-    The pool is smaller than the corpus, so the figure is higher than a test figure: it serves to
-    compare checkpoints only.
-    """
-    scores = encoder.encode_queries([example.text for example in dev]) @ encoder.encode_passages(pool).T
-    row = {passage.id: i for i, passage in enumerate(pool)}
-    total = 0.0
-    for example, line in zip(dev, scores, strict=True):
-        best = max(line[row[passage]] for passage in example.positives)
-        place = 1 + int((line > best).sum())
-        total += 1 / place if place <= _DEV_CUTOFF else 0.0
-    return total / len(dev)
 
 
 def _card(options: FinetuneOptions, collection: Collection) -> str:

@@ -62,12 +62,11 @@ class LoopSettings:
 
 @dataclass
 class Evaluation:
-    """A dev score taken while training; the best weights are kept in ``best/``."""
+    """Dev scores taken while training, by name; the weights with the best first one are kept in ``best/``."""
 
     every: int
-    score: Callable[[], float]
+    score: Callable[[], dict[str, float]]
     save: Callable[[Path], None]
-    name: str = "dev"
 
 
 class BatchSource(Protocol):
@@ -291,9 +290,10 @@ def _evaluate(
 ) -> None:
     """Take the dev score on the first process and keep the weights if none was better."""
     if accelerator.is_main_process:
-        score = evaluation.score()
-        _write_log(logs, {"step": state["step"], evaluation.name: score}, state, accelerator)
-        say(f"step {state['step']:,}: {evaluation.name} {score:.4f}")
+        scores = evaluation.score()
+        _write_log(logs, {"step": state["step"], **scores}, state, accelerator)
+        say(f"step {state['step']:,}: {', '.join(f'{name} {value:.4f}' for name, value in scores.items())}")
+        score = next(iter(scores.values()))
         if state["best_score"] is None or score > state["best_score"]:
             state["best_score"], state["best_step"] = score, state["step"]
             evaluation.save(best)

@@ -13,9 +13,10 @@ from transformers import AutoModel
 
 from condenser.errors import UserError
 from retrieval.collections import open_collection
+from retrieval.dev import DevSearch
 from retrieval.encoder import Encoder
 from retrieval.examples import PairBatches, collect_passages, read_examples
-from retrieval.finetune import BiEncoder, dev_pool, finetune, pool_mrr
+from retrieval.finetune import BiEncoder, finetune
 from retrieval.options import FinetuneOptions
 from tests.command import run
 
@@ -139,12 +140,10 @@ def test_training_learns_and_keeps_the_best_dev_weights(collection: Path, tiny_b
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in log if "loss" in line]
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
-    scores = [line["dev_pool_mrr@10"] for line in log if "dev_pool_mrr@10" in line]
+    scores = [line["dev_mrr@10"] for line in log if "dev_mrr@10" in line]
     assert len(scores) == 3
-    opened = open_collection(collection)
-    dev = read_examples(opened, "dev", with_negatives=False)
-    encoder = Encoder.load(trained)
-    assert pool_mrr(encoder, dev, dev_pool(opened, dev, 1000, 42)) == pytest.approx(max(scores))
+    search = DevSearch(open_collection(collection), "dev", pool=1000, seed=42)
+    assert search(Encoder.load(trained))["dev_mrr@10"] == pytest.approx(max(scores))
     assert not (trained / "best").exists()
 
 
@@ -178,15 +177,17 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
 
     evaluations = 0
 
-    def stop_at_the_third(*arguments: object) -> float:
+    search = DevSearch.__call__
+
+    def stop_at_the_third(self: DevSearch, encoder: Encoder) -> dict[str, float]:
         nonlocal evaluations
         evaluations += 1
         if evaluations == 3:
             raise KeyboardInterrupt
-        return pool_mrr(*arguments)  # type: ignore[arg-type]
+        return search(self, encoder)
 
     with monkeypatch.context() as patch:
-        patch.setattr("retrieval.finetune.pool_mrr", stop_at_the_third)
+        patch.setattr("retrieval.finetune.DevSearch.__call__", stop_at_the_third)
         with pytest.raises(KeyboardInterrupt):
             finetune(options)
     assert not (tmp_path / "out").exists()
@@ -218,7 +219,7 @@ def test_two_processes_equal_one(collection: Path, tiny_bert: Path, tmp_path: Pa
         ({"split": "trian"}, "no judgements for split 'trian' .*did you mean train"),
         ({"passage_max_length": 65}, "passage_max_length is 65, the model has positions for 64"),
         ({"encoder": "/no/such/encoder"}, "/no/such/encoder: no such folder"),
-        ({"collection": "medqaud"}, "did you mean medquad"),
+        ({"collection": ["medqaud"]}, "did you mean medquad"),
         ({"mixed_precision": "fp16"}, "--mixed_precision fp16 needs a GPU"),
     ],
 )

@@ -1,0 +1,145 @@
+"""What training is judged by on the way: dev queries against passages, or the order of scored pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from condenser.errors import RunFailed, UserError, sample
+from condenser.talk import warn
+from eval.evaluation import evaluate
+from eval.runs import RunArrays
+from retrieval.collections import Collection
+from retrieval.records import Passage
+
+if TYPE_CHECKING:
+    from retrieval.encoder import Encoder
+
+_MRR_CUTOFF, _RECALL_CUTOFF = 10, 100
+_PASSAGES_AT_ONCE = 4096
+_QUERIES_AT_ONCE = 512
+
+
+class DevSearch:
+    """A search of a split's queries over a pool of passages, or over the whole corpus.
+
+    A pool is smaller than the corpus, so its figures are higher than test figures: they serve to compare checkpoints
+    only. Of the corpus, one block of texts is in memory at a time, and the ids.
+
+    Args:
+        collection: gives queries, judgements and passages.
+        split: whose queries; those without a positive, or without a text, are left out and counted.
+        pool: passages to search: all positives, filled up with a sample; 0 searches the whole corpus.
+        seed: of the sample.
+
+    Raises:
+        UserError: no query of the split has a positive; and what reading the collection raises.
+    """
+
+    def __init__(self, collection: Collection, split: str, *, pool: int, seed: int) -> None:
+        self._collection = collection
+        qrels = collection.qrels(split)
+        self._queries = [query for query in collection.queries(split) if max(qrels[query.id].values()) > 0]
+        self._qrels = {query.id: qrels[query.id] for query in self._queries}
+        if not self._queries:
+            raise UserError(f"no query of split {split!r} has a positive", collection.folder)
+        if len(self._queries) < len(qrels):
+            warn(f"{len(qrels) - len(self._queries):,} queries of {split} have no positive or no text and are left out")
+        self._passages: list[Passage] | None = None
+        ids = [passage.id for passage in collection.passages()]
+        positives = {passage for grades in self._qrels.values() for passage, grade in grades.items() if grade > 0}
+        absent = sorted(positives.difference(ids))
+        if absent:
+            warn(f"{len(absent):,} positives of {split} are not in the corpus and count as not found: {sample(absent)}")
+        if pool and pool < len(ids):
+            chosen = _sample(ids, positives, pool, seed)
+            self._passages = [passage for passage in collection.passages() if passage.id in chosen]
+            ids = [passage.id for passage in self._passages]
+        self._prefix = "dev" if self._passages is None else "dev_pool"
+        by_id = sorted(range(len(ids)), key=ids.__getitem__)  # code points and UTF-8 bytes sort alike
+        self._sorted_ids = [ids[row] for row in by_id]
+        self._places = np.empty(len(ids), np.uint32)
+        self._places[by_id] = np.arange(len(ids), dtype=np.uint32)
+
+    def __call__(self, encoder: Encoder) -> dict[str, float]:
+        """Return MRR@10 and recall@100, in the one order of rankings.
+
+        Training's random state and mode are left as they were: nothing is drawn, and `Encoder` puts the mode back.
+
+        Raises:
+            RunFailed: the encoder gives vectors that are not numbers.
+        """
+        result = evaluate(
+            self._qrels, self._search(encoder), (f"MRR@{_MRR_CUTOFF}", f"R@{_RECALL_CUTOFF}"), name="the dev search"
+        )
+        return {
+            f"{self._prefix}_mrr@{_MRR_CUTOFF}": result[f"MRR@{_MRR_CUTOFF}"],
+            f"{self._prefix}_recall@{_RECALL_CUTOFF}": result[f"R@{_RECALL_CUTOFF}"],
+        }
+
+    def _search(self, encoder: Encoder) -> RunArrays:
+        queries = _finite(encoder.encode_queries([query.text for query in self._queries]))
+        best = np.empty((len(queries), 0), np.uint64)
+        first = 0
+        for block in self._blocks():
+            vectors = _finite(encoder.encode_passages(block))
+            places = self._places[first : first + len(block)]
+            first += len(block)
+            parts = []
+            for start in range(0, len(queries), _QUERIES_AT_ONCE):
+                some = slice(start, start + _QUERIES_AT_ONCE)
+                keys = np.concatenate([best[some], _keys(queries[some] @ vectors.T, places)], axis=1)
+                parts.append(_largest(keys, _RECALL_CUTOFF))
+            best = np.concatenate(parts)
+        rows, scores = _places_and_scores(best)
+        return RunArrays([query.id for query in self._queries], rows, scores, self._sorted_ids)
+
+    def _blocks(self) -> Iterator[list[Passage]]:
+        passages = iter(self._collection.passages() if self._passages is None else self._passages)
+        while block := list(islice(passages, _PASSAGES_AT_ONCE)):
+            yield block
+
+
+def _sample(ids: Sequence[str], needed: set[str], size: int, seed: int) -> set[str]:
+    """Return the needed ids, filled up to ``size`` by a sample of the others."""
+    others = [passage_id for passage_id in ids if passage_id not in needed]
+    count = min(max(0, size - len(needed)), len(others))
+    drawn = np.random.default_rng([seed, 0]).choice(len(others), count, replace=False)
+    return needed | {others[row] for row in drawn}
+
+
+def _finite(vectors: np.ndarray) -> np.ndarray:
+    if not np.isfinite(vectors).all():
+        raise RunFailed("the encoder gives vectors that are not numbers", hint="lower --learning_rate")
+    return vectors
+
+
+def _keys(scores: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return whole numbers that sort as rankings do: by score, equal scores by the place of the id.
+
+    Args:
+        scores: (n, m) float32, finite.
+        places: (m,) uint32, where each passage's id stands among all ids in ascending order.
+
+    Returns:
+        (n, m) uint64: the score in the upper half, the place in the lower one.
+    """
+    bits = (scores.astype(np.float32) + np.float32(0)).view(np.uint32)  # the sum makes 0.0 of -0.0
+    ascending = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    return ascending.astype(np.uint64) << np.uint64(32) | places
+
+
+def _places_and_scores(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Take keys apart again: places (int64) and scores (float32), of the same shape."""
+    ascending = (keys >> np.uint64(32)).astype(np.uint32)
+    bits = np.where(ascending >> 31, ascending & np.uint32((1 << 31) - 1), ~ascending)
+    return (keys & np.uint64((1 << 32) - 1)).astype(np.int64), bits.view(np.float32)
+
+
+def _largest(keys: np.ndarray, count: int) -> np.ndarray:
+    if keys.shape[1] <= count:
+        return keys
+    return np.partition(keys, keys.shape[1] - count, axis=1)[:, -count:]
