@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from condenser.artifacts import fingerprint
-from condenser.errors import UserError, first_line
-from condenser.files import atomic_write, disk_faults
-from condenser.hub import local_folder, position_limit, quiet_transformers
-from condenser.weights import check_shapes
-from retrieval.encoder_files import EncoderConfig, check_folder, read_config, write_config
+from condenser.errors import UserError
+from condenser.files import atomic_write
+from condenser.hub import local_folder, position_limit
+from retrieval.encoder_files import PASSAGE_TOWER, QUERY_TOWER, EncoderConfig, read_config, tower_folders, write_pair
+from retrieval.encoder_weights import Tower, load_tower, plain_tokenizer, save_tower
 from retrieval.records import Passage
 
 __all__ = ["Encoder", "EncoderConfig", "batches_by_length", "resolve_device"]
@@ -27,56 +28,150 @@ Kind = Literal["query", "passage"]
 _BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 
 
-class Encoder(torch.nn.Module):
-    """One tower for queries and passages: transformer states, pooled to one vector per text.
+class Encoder(nn.Module):
+    """Transformer states, pooled to one vector per text: one tower for queries and passages, or one for each.
 
     Args:
-        model: a transformers encoder without pooler.
+        model: a transformers encoder without pooler; with untied towers that of the passages.
         tokenizer: its tokenizer.
-        config: pooling, normalisation, prompts, template and length limits.
+        config: pooling, normalisation, towers, projection, prompts, template and length limits.
         source: the folder it was loaded from.
+        query_model: the queries' own encoder; None copies ``model`` where the config has untied towers.
+        head: the linear layer after pooling (Tevatron's dense pooler); None makes a new one where the
+            config has a projection.
+        query_head: the queries' own; None copies ``head`` where the config has untied towers.
+        dimension: only so many first numbers of each vector (Matryoshka); normalised anew where the config
+            normalises. A way to use the encoder: it is not saved with it.
 
     Raises:
         UserError: a length limit that leaves no room beside the special tokens or exceeds the model's
-            positions; a vocabulary larger than the embedding table.
+            positions; a vocabulary larger than the embedding table; a template with ``{sep}`` for a tokenizer
+            without a separator; a dimension above the vectors'.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, config: EncoderConfig, source: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: EncoderConfig,
+        source: Path | None = None,
+        *,
+        query_model: Any = None,
+        head: nn.Linear | None = None,
+        query_head: nn.Linear | None = None,
+        dimension: int | None = None,
+    ) -> None:
         super().__init__()
+        if config.projection and head is None:
+            head = nn.Linear(model.config.hidden_size, config.projection)
+        if config.untied:
+            query_model = query_model or deepcopy(model)
+            query_head = query_head or deepcopy(head)
         self.model = model
+        self.query_model = query_model
+        self.head = head
+        self.query_head = query_head
         self.tokenizer = tokenizer
         self.config = config
         self.source = source
+        self.truncated = dimension
         # Truncation and padding at the right keep [CLS] first and let equal positions mean equal things,
         # whatever side the tokenizer's files ask for.
         tokenizer.truncation_side = tokenizer.padding_side = "right"
-        self._check_limits()
+        self._check()
 
     @classmethod
-    def load(cls, name: str | Path, *, device: str = "cpu", **overrides: str | bool | int | None) -> Self:
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        device: str = "cpu",
+        dimension: int | None = None,
+        **overrides: str | bool | int | None,
+    ) -> Self:
         """Load a folder or a hub name in float32, ready to encode.
 
         Args:
             name: our encoder or pretrained folder, a sentence-transformers folder, any Hugging Face encoder,
-                or a hub name (from the local cache, or downloaded).
+                or a hub name (from the local cache, or downloaded). A tower of an untied encoder (its
+                subfolder ``query`` or ``passage``) is an encoder as well.
             device: ``cpu``, ``cuda`` or ``auto``.
-            overrides: fields of `EncoderConfig`; None keeps what the folder says.
+            dimension: see `Encoder`.
+            overrides: fields of `EncoderConfig`; None keeps what the folder says. ``untied=True`` starts two
+                towers from the folder's one, ``projection`` a new linear layer.
 
         Raises:
-            UserError: no such folder or name; config, tokenizer or safetensors weights missing or damaged;
-                and what `Encoder` itself refuses.
+            UserError: no such folder or name; config, tokenizer or safetensors weights missing or damaged; an
+                override that the weights contradict; and what `Encoder` itself refuses.
         """
         place = resolve_device(device)
         folder = local_folder(name)
-        check_folder(folder)
-        model, tokenizer = _load_transformer(folder)
-        config = read_config(folder, longest=position_limit(model.config)).changed(overrides)
-        return cls(model, tokenizer, config, source=folder).eval().to(place)
+        towers = [load_tower(tower) for tower in tower_folders(folder)]
+        passages, queries = towers[0], towers[-1]
+        stored = read_config(folder, position_limit(passages.model.config), passages.projection)
+        config = stored.changed(overrides)
+        if stored.untied and not config.untied:
+            raise UserError(
+                "has a tower for queries and one for passages, untied=False asks for one",
+                folder,
+                f"load {folder / PASSAGE_TOWER} or {folder / QUERY_TOWER}",
+            )
+        if stored.projection and config.projection != stored.projection:
+            raise UserError(f"projection is {config.projection}, these weights have one to {stored.projection}", folder)
+        encoder = cls(
+            passages.model,
+            passages.tokenizer,
+            config,
+            source=folder,
+            query_model=queries.model if stored.untied else None,
+            head=passages.head,
+            query_head=queries.head if stored.untied else None,
+            dimension=dimension,
+        )
+        return encoder.eval().to(place)
+
+    @classmethod
+    def join(cls, queries: Encoder, passages: Encoder) -> Self:
+        """Make one untied encoder of two: DPR publishes its towers one by one.
+
+        Raises:
+            UserError: they differ in tokenizer, pooling, normalisation or length of vector.
+        """
+        ours, theirs = queries.facts(), passages.facts()
+        for name in ("tokenizer", "pooling", "normalize", "dimension", "projection"):
+            if ours[name] != theirs[name]:
+                raise UserError(
+                    f"{name} is {ours[name]!r} in the queries' encoder ({ours['encoder']}) "
+                    f"but {theirs[name]!r} in the passages' ({theirs['encoder']})",
+                    hint="one vector space needs the same in both",
+                )
+        config = passages.config.changed(
+            {
+                "untied": True,
+                "query_prompt": queries.config.query_prompt,
+                "query_max_length": queries.config.query_max_length,
+            }
+        )
+        model, head = queries.tower("query")
+        return cls(
+            passages.model, passages.tokenizer, config, query_model=model, head=passages.head, query_head=head
+        ).eval()
 
     @property
     def dimension(self) -> int:
-        """Length of a vector."""
-        return int(self.model.config.hidden_size)
+        """Length of a vector, after projection and truncation."""
+        return self.truncated or self.full_dimension
+
+    @property
+    def full_dimension(self) -> int:
+        """Length of a vector before truncation."""
+        return int(self.config.projection or self.model.config.hidden_size)
+
+    def tower(self, kind: Kind) -> tuple[Any, nn.Linear | None]:
+        """Return the transformer and the linear layer for one kind of text."""
+        if kind == "query" and self.query_model is not None:
+            return self.query_model, self.query_head
+        return self.model, self.head
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +190,7 @@ class Encoder(torch.nn.Module):
 
     def tokenizer_fingerprint(self) -> str:
         """Return a digest of vocabulary and tokenization rules."""
-        return hashlib.sha256(self._reset_tokenizer().to_str().encode()).hexdigest()[:16]
+        return hashlib.sha256(plain_tokenizer(self.tokenizer).to_str().encode()).hexdigest()[:16]
 
     def facts(self) -> dict[str, Any]:
         """Return what an artifact made with this encoder records, for the next stage to compare."""
@@ -105,33 +200,49 @@ class Encoder(torch.nn.Module):
             "tokenizer": self.tokenizer_fingerprint(),
             "pooling": self.config.pooling,
             "normalize": self.config.normalize,
+            "untied": self.config.untied,
+            "projection": self.config.projection,
             "similarity": self.config.similarity,
             "query_prompt": self.config.query_prompt,
             "passage_prompt": self.config.passage_prompt,
             "passage_template": self.config.passage_template,
             "dimension": self.dimension,
+            "truncated": self.truncated,
         }
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, kind: Kind = "passage") -> Tensor:
         """Return the vectors of a batch, with gradients.
 
         Args:
             input_ids: (n, length), padded at the right.
             attention_mask: (n, length), 1 on tokens and 0 on padding; None when no row is padded, which
                 lets attention run without a mask.
+            kind: which tower, where there are two.
 
         Returns:
             (n, dimension); of length 1 if the config normalises.
         """
-        states = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        model, _ = self.tower(kind)
+        states = model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return self.finish(self._pool(states, attention_mask), kind)
+
+    def _pool(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return (n, hidden): each row's vector from its token states (n, length, hidden)."""
         if self.config.pooling == "cls":
-            vectors = states[:, 0]
-        elif attention_mask is None:
-            vectors = states.mean(dim=1)
-        else:
-            weights = attention_mask.unsqueeze(-1).to(states.dtype)
-            vectors = (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
-        return torch.nn.functional.normalize(vectors, dim=1) if self.config.normalize else vectors
+            return states[:, 0]
+        if attention_mask is None:
+            return states.mean(dim=1) if self.config.pooling == "mean" else states[:, -1]
+        lengths = attention_mask.sum(dim=1).clamp(min=1)
+        if self.config.pooling == "last":
+            return states[torch.arange(len(states), device=states.device), lengths - 1]
+        return (states * attention_mask.unsqueeze(-1).to(states.dtype)).sum(dim=1) / lengths.unsqueeze(-1)
+
+    def finish(self, pooled: Tensor, kind: Kind) -> Tensor:
+        """Return (n, dimension) from pooled states (n, hidden): projected, truncated, normalised."""
+        _, head = self.tower(kind)
+        vectors = pooled if head is None else head(pooled)
+        vectors = vectors[:, : self.dimension]
+        return nn.functional.normalize(vectors, dim=1) if self.config.normalize else vectors
 
     def tokenize(self, texts: Sequence[str], kind: Kind) -> list[list[int]]:
         """Return each text's token ids with its kind's prompt, the frame of special tokens kept when cut.
@@ -161,7 +272,7 @@ class Encoder(torch.nn.Module):
 
     def passage_text(self, passage: Passage) -> str:
         """Join title and text by the config's template."""
-        return self.config.passage_text(passage.title, passage.text)
+        return self.config.passage_text(passage.title, passage.text, self.tokenizer.sep_token)
 
     def pad(self, token_ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
         """Return ``(input_ids, attention_mask)``, each (n, longest), padded at the right, on the encoder's device.
@@ -179,15 +290,17 @@ class Encoder(torch.nn.Module):
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors of queries, (n, dimension) float32, in their order."""
-        return self.encode_token_ids(self.tokenize(texts, "query"))
+        return self.encode_token_ids(self.tokenize(texts, "query"), "query")
 
-    def encode_passages(self, passages: Sequence[Passage]) -> np.ndarray:
-        """Return the vectors of passages, (n, dimension) float32, in their order."""
-        return self.encode_token_ids(self.tokenize([self.passage_text(passage) for passage in passages], "passage"))
+    def encode_passages(self, passages: Sequence[Passage | str]) -> np.ndarray:
+        """Return the vectors of passages, (n, dimension) float32, in their order; a string has no title."""
+        records = [Passage("", "", one) if isinstance(one, str) else one for one in passages]
+        return self.encode_token_ids(self.tokenize([self.passage_text(one) for one in records], "passage"), "passage")
 
     def encode_token_ids(
         self,
         token_ids: Sequence[Sequence[int]],
+        kind: Kind = "passage",
         *,
         batch_tokens: int | None = None,
         on_batch: Callable[[int], None] | None = None,
@@ -196,6 +309,7 @@ class Encoder(torch.nn.Module):
 
         Args:
             token_ids: as `tokenize` gives them.
+            kind: which tower, where there are two.
             batch_tokens: most tokens in a batch, padding included; a longer text is a batch of its own. None
                 takes what suits the device.
             on_batch: called after each batch with the number of texts in it.
@@ -210,7 +324,8 @@ class Encoder(torch.nn.Module):
         try:
             with torch.inference_mode():
                 for rows in batches_by_length([len(ids) for ids in token_ids], budget):
-                    vectors[rows] = self(*self.pad([token_ids[row] for row in rows])).float().cpu().numpy()
+                    batch = self(*self.pad([token_ids[row] for row in rows]), kind=kind)
+                    vectors[rows] = batch.float().cpu().numpy()
                     if on_batch:
                         on_batch(len(rows))
         finally:
@@ -220,27 +335,24 @@ class Encoder(torch.nn.Module):
     def save(self, folder: str | Path, card: str) -> None:
         """Write a folder that `load`, AutoModel and SentenceTransformer open with the same vectors.
 
+        Two towers are two such folders, ``query`` and ``passage``, in one that SentenceTransformer opens too.
+
         Args:
             folder: where; made if need be. For a folder that appears whole, give a workspace's path.
             card: the model card, in Markdown, for README.md.
         """
         folder = Path(folder)
-        with quiet_transformers(), disk_faults(folder):
-            self.model.save_pretrained(folder)
-            self._reset_tokenizer()
-            self.tokenizer.save_pretrained(folder)
-        write_config(folder, self.config, self.dimension)
+        if self.query_model is None:
+            save_tower(folder, Tower(self.model, self.tokenizer, self.head), self.config)
+        else:
+            tied = self.config.changed({"untied": False})
+            save_tower(folder / PASSAGE_TOWER, Tower(self.model, self.tokenizer, self.head), tied)
+            save_tower(folder / QUERY_TOWER, Tower(self.query_model, self.tokenizer, self.query_head), tied)
+            write_pair(folder, self.config)
         with atomic_write(folder / "README.md") as stream:
             stream.write(card)
 
-    def _reset_tokenizer(self) -> Any:
-        """Undo the truncation a call leaves in the tokenizer, so that what is saved or hashed is always the same."""
-        backend = self.tokenizer.backend_tokenizer
-        backend.no_truncation()
-        backend.no_padding()
-        return backend
-
-    def _check_limits(self) -> None:
+    def _check(self) -> None:
         rows = self.model.get_input_embeddings().num_embeddings
         if len(self.tokenizer) > rows:
             raise UserError(
@@ -256,6 +368,15 @@ class Encoder(torch.nn.Module):
                 raise UserError(f"{name} is {length}, expected more than the {special} special tokens", self.source)
             if length > longest:
                 raise UserError(f"{name} is {length}, the model has positions for {longest} tokens", self.source)
+        if "{sep}" in self.config.passage_template and not self.tokenizer.sep_token:
+            raise UserError(
+                f"passage template {self.config.passage_template!r} has {{sep}}, the tokenizer has no separator token",
+                self.source,
+            )
+        if not 1 <= self.dimension <= self.full_dimension:
+            raise UserError(
+                f"dimension is {self.dimension}, this encoder's vectors have {self.full_dimension} numbers", self.source
+            )
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -282,45 +403,3 @@ def resolve_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("--device cuda: PyTorch finds no GPU here", hint="use --device cpu, or install a CUDA build")
     return torch.device(name)
-
-
-def _load_transformer(folder: Path) -> tuple[Any, Any]:
-    """Return model and tokenizer; refuse weights that leave parts of the model at random."""
-    from safetensors import SafetensorError
-    from transformers import AutoModel, AutoTokenizer
-
-    settings: dict[str, Any] = {
-        "dtype": torch.float32,
-        "use_safetensors": True,
-        "local_files_only": True,
-        "trust_remote_code": False,
-        "ignore_mismatched_sizes": True,
-        "output_loading_info": True,
-    }
-    with quiet_transformers():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            try:
-                model, info = AutoModel.from_pretrained(folder, add_pooling_layer=False, **settings)
-            except TypeError as error:
-                # Families without BERT's pooler do not know the switch.
-                if "add_pooling_layer" not in str(error):
-                    raise
-                model, info = AutoModel.from_pretrained(folder, **settings)
-        except SafetensorError as error:
-            raise UserError(
-                f"weights are damaged ({error})", folder / "model.safetensors", "copy or make them anew"
-            ) from None
-        except Exception as error:  # what the libraries raise depends on where a file goes wrong
-            raise UserError(f"cannot be loaded: {first_line(error)}", folder) from None
-    check_shapes(info["mismatched_keys"], folder)
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise UserError(
-            f"weights lack {len(missing)} of the model's tensors, first {missing[0]!r}",
-            folder,
-            "they are of another architecture than config.json says",
-        )
-    if not tokenizer.is_fast:
-        raise UserError("tokenizer has no fast version (tokenizer.json)", folder)
-    return model, tokenizer

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
+from condenser.artifacts import MANIFEST, load_manifest
 from condenser.errors import UserError
 from condenser.files import read_json, write_json
-from condenser.models.pooling import ENCODER_FILE, MODULES_FILE, write_modules
+from condenser.models.pooling import ENCODER_FILE, MODULE_TYPES, MODULES_FILE, write_modules
 from condenser.talk import say
-from condenser.weights import check_config, check_weights, has_tokenizer
+from condenser.weights import CONFIG, check_config, check_weights, has_tokenizer
+
+POOLINGS = ("cls", "mean", "last")
+# The towers of an untied encoder, as subfolders of its own.
+QUERY_TOWER = "query"
+PASSAGE_TOWER = "passage"
 
 _LEGACY_POOLING = "pooling_mode_"
+_THEIR_POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+# DPR was trained on [CLS] title [SEP] text [SEP], up to 256 tokens (Karpukhin et al. 2020).
+_DPR_TEMPLATE = "{title}{sep}{text}"
+_DPR_LENGTH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """How a text becomes a vector, besides weights and tokenizer; lengths in tokens with the special ones.
+
+    Attributes:
+        pooling: ``cls`` (state of the first token), ``mean`` or ``last`` (state of the last token).
+        normalize: scale vectors to length 1.
+        untied: a tower for queries and one for passages.
+        projection: length of what a linear layer makes of the pooled state; None for no such layer.
+        query_prompt: put before each query.
+        passage_prompt: put before each passage.
+        passage_template: how ``{title}`` and ``{text}`` are joined; ``{sep}`` is the tokenizer's separator.
+        query_max_length: longest query.
+        passage_max_length: longest passage.
 
     Raises:
         UserError: an unknown pooling, or a template without ``{text}``.
@@ -29,6 +51,8 @@ class EncoderConfig:
 
     pooling: str = "cls"
     normalize: bool = False
+    untied: bool = False
+    projection: int | None = None
     query_prompt: str = ""
     passage_prompt: str = ""
     passage_template: str = "{title} {text}"
@@ -36,8 +60,8 @@ class EncoderConfig:
     passage_max_length: int = 128
 
     def __post_init__(self) -> None:
-        if self.pooling not in ("cls", "mean"):
-            raise UserError(f"pooling is {self.pooling!r}, expected cls or mean")
+        if self.pooling not in POOLINGS:
+            raise UserError(f"pooling is {self.pooling!r}, expected {_or(POOLINGS)}")
         if "{text}" not in self.passage_template:
             raise UserError(f"passage template {self.passage_template!r} has no {{text}}")
 
@@ -46,13 +70,13 @@ class EncoderConfig:
         """``cosine`` for vectors of length 1, else ``dot``; the score is the inner product in both cases."""
         return "cosine" if self.normalize else "dot"
 
-    def passage_text(self, title: str, text: str) -> str:
-        """Fill the template; an empty title leaves no leading blank."""
+    def passage_text(self, title: str, text: str, separator: str | None = None) -> str:
+        """Fill the template; an empty title leaves no leading blank and no separator."""
         template = self.passage_template
         if not title:
-            template = template.replace("{title}", "").lstrip()
-        values = {"{title}": title, "{text}": text}
-        return re.sub(r"\{title\}|\{text\}", lambda name: values[name.group()], template)
+            template = re.sub(r"\{title\}\s*(\{sep\})?", "", template).lstrip()
+        values = {"{title}": title, "{text}": text, "{sep}": separator or ""}
+        return re.sub(r"\{(title|text|sep)\}", lambda name: values[name.group()], template)
 
     def changed(self, overrides: Mapping[str, Any]) -> EncoderConfig:
         """Return a copy with the values of ``overrides`` that are not None."""
@@ -71,7 +95,27 @@ def check_folder(folder: Path) -> None:
     check_weights(folder)
 
 
-def read_config(folder: Path, longest: int) -> EncoderConfig:
+def tower_folders(folder: Path) -> list[Path]:
+    """Return where an encoder's towers lie, that of the passages first: two subfolders, or the folder itself.
+
+    Raises:
+        UserError: an artifact of ours with a file that differs from its manifest.
+    """
+    if _read_if_there(folder / ENCODER_FILE).get("untied") is not True:
+        return [folder]
+    if (folder / MANIFEST).is_file():
+        load_manifest(folder, verify=True)
+    return [folder / PASSAGE_TOWER, folder / QUERY_TOWER]
+
+
+def dense_folder(folder: Path) -> Path | None:
+    """Return the subfolder of the linear layer that sentence-transformers' files name, or None."""
+    if not (folder / MODULES_FILE).is_file():
+        return None
+    return next((folder / module.path for module in _read_modules(folder) if module.kind == "Dense"), None)
+
+
+def read_config(folder: Path, longest: int, projection: int | None = None) -> EncoderConfig:
     """Read an encoder's config from our file, or from sentence-transformers' files, or take the defaults.
 
     A folder without either (plain Hugging Face) gets CLS pooling without normalisation, and one line
@@ -80,12 +124,18 @@ def read_config(folder: Path, longest: int) -> EncoderConfig:
     Args:
         folder: the encoder's folder.
         longest: tokens the model has positions for; defaults are lowered to it.
+        projection: length of what the linear layer found in the folder makes, or None.
 
     Raises:
         UserError: unreadable files, an unknown key or value, a kind of pooling or module that this
             toolkit does not have.
     """
-    default = EncoderConfig()
+    default = EncoderConfig(projection=projection)
+    is_dpr = _read_if_there(folder / CONFIG).get("model_type") == "dpr"
+    if is_dpr:
+        default = replace(
+            default, passage_template=_DPR_TEMPLATE, query_max_length=_DPR_LENGTH, passage_max_length=_DPR_LENGTH
+        )
     default = replace(
         default,
         query_max_length=min(default.query_max_length, longest),
@@ -94,20 +144,28 @@ def read_config(folder: Path, longest: int) -> EncoderConfig:
     if (folder / ENCODER_FILE).is_file():
         return _read_own(folder / ENCODER_FILE, default)
     if (folder / MODULES_FILE).is_file():
-        return _read_sentence_transformers(folder, longest)
-    say(f"{folder}: no pooling recorded here, taking the CLS vector, not normalised")
+        return _read_sentence_transformers(folder, longest, projection)
+    if is_dpr:
+        say(f"{folder}: a tower of DPR, taking the CLS vector, not normalised, and passages as {_DPR_TEMPLATE}")
+    else:
+        say(f"{folder}: no pooling recorded here, taking the CLS vector, not normalised")
     return default
 
 
 def _read_own(file: Path, default: EncoderConfig) -> EncoderConfig:
     stored = read_json(file)
     similarity = stored.pop("similarity", None)
-    known = {field.name: field.type for field in fields(EncoderConfig)}
-    kinds = {"str": str, "bool": bool, "int": int}
+    known = {field.name: str(field.type) for field in fields(EncoderConfig)}
+    kinds: dict[str, tuple[type, ...]] = {
+        "str": (str,),
+        "bool": (bool,),
+        "int": (int,),
+        "int | None": (int, type(None)),
+    }
     for name, value in stored.items():
         if name not in known:
             raise UserError(f"unknown key {name!r}", file, f"expected {', '.join(known)}")
-        if type(value) is not kinds[str(known[name])]:
+        if type(value) not in kinds[known[name]]:
             raise UserError(f"{name} is {value!r}, expected {known[name]}", file)
     try:
         config = replace(default, **stored)
@@ -115,39 +173,56 @@ def _read_own(file: Path, default: EncoderConfig) -> EncoderConfig:
         raise UserError(error.what, file) from None
     if similarity not in (None, config.similarity):
         raise UserError(f"similarity is {similarity!r}, which does not go with normalize {config.normalize}", file)
+    if config.projection != default.projection:
+        raise UserError(f"projection is {config.projection}, the folder has a layer to {default.projection}", file)
     return config
 
 
-def _read_sentence_transformers(folder: Path, longest: int) -> EncoderConfig:
-    modules = _read_modules(folder / MODULES_FILE)
-    pooling, normalize = "mean", False
-    for kind, path in modules:
-        if kind == "Pooling":
-            pooling = _read_pooling(folder / path / "config.json")
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer":
-            raise UserError(f"has a {kind} module, expected Transformer, Pooling or Normalize", folder / MODULES_FILE)
+def _read_sentence_transformers(folder: Path, longest: int, projection: int | None) -> EncoderConfig:
+    modules = _read_modules(folder)
+    kinds = [module.kind for module in modules]
+    if kinds != [kind for kind in _MODULES if kind in kinds] or kinds[:1] != ["Transformer"]:
+        raise UserError(
+            f"modules are {', '.join(kinds)}, expected {', '.join(_MODULES)} in this order", folder / MODULES_FILE
+        )
+    pooling = "mean"
+    for module in modules:
+        if module.kind == "Pooling":
+            pooling = _read_pooling(folder / module.path / CONFIG)
     lengths = _read_if_there(folder / "sentence_bert_config.json").get("max_seq_length") or longest
     own = _read_if_there(folder / "config_sentence_transformers.json")
     prompts = own.get("prompts") or {}
+    default_prompt = prompts.get(own.get("default_prompt_name")) or ""
+    passage_prompts = [prompts[name] for name in ("document", "passage", "corpus") if name in prompts]
     return EncoderConfig(
         pooling=pooling,
-        normalize=normalize or own.get("similarity_fn_name") == "cosine",
-        query_prompt=prompts.get("query") or "",
-        passage_prompt=prompts.get("document") or prompts.get("passage") or "",
+        normalize="Normalize" in kinds or own.get("similarity_fn_name") == "cosine",
+        projection=projection,
+        query_prompt=prompts.get("query", default_prompt) or "",
+        passage_prompt=(passage_prompts or [default_prompt])[0] or "",
         query_max_length=min(lengths, longest),
         passage_max_length=min(lengths, longest),
     )
 
 
-def _read_modules(file: Path) -> list[tuple[str, str]]:
+class _Module(NamedTuple):
+    kind: str
+    path: str
+
+
+def _read_modules(folder: Path) -> list[_Module]:
     """Return each module's class name and subfolder; the file is a JSON array, not an object."""
+    file = folder / MODULES_FILE
     try:
-        modules = [(str(module["type"]), str(module["path"])) for module in orjson.loads(file.read_bytes())]
+        modules = [
+            _Module(str(one["type"]).rsplit(".", 1)[-1], str(one["path"])) for one in orjson.loads(file.read_bytes())
+        ]
     except (orjson.JSONDecodeError, TypeError, KeyError):
         raise UserError("expected a JSON array of modules with type and path", file) from None
-    return [(kind.rsplit(".", 1)[-1], path) for kind, path in modules]
+    for module in modules:
+        if module.path and Path(module.path).name != module.path:
+            raise UserError(f"lists {module.path!r}, which lies outside the folder", file)
+    return modules
 
 
 def _read_pooling(file: Path) -> str:
@@ -156,12 +231,14 @@ def _read_pooling(file: Path) -> str:
         modes = stored["pooling_mode"]
         modes = [modes] if isinstance(modes, str) else list(modes)
     else:
-        legacy = [
+        modes = [
             name.removeprefix(_LEGACY_POOLING) for name, on in stored.items() if on and name.startswith(_LEGACY_POOLING)
         ]
-        modes = [{"cls_token": "cls", "mean_tokens": "mean"}.get(name, name) for name in legacy] or ["mean"]
-    if modes not in (["cls"], ["mean"]):
-        raise UserError(f"pooling is {' + '.join(map(str, modes))}, expected cls or mean", file)
+    modes = [_THEIR_POOLINGS.get(mode, mode) for mode in modes] or ["mean"]
+    if len(modes) > 1 or modes[0] not in POOLINGS:
+        raise UserError(f"pooling is {' + '.join(map(str, modes))}, expected {_or(POOLINGS)}", file)
+    if stored.get("include_prompt") is False:
+        raise UserError("pooling leaves the prompt out (include_prompt false), which is not supported", file)
     return str(modes[0])
 
 
@@ -169,16 +246,57 @@ def _read_if_there(file: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-def write_config(folder: Path, config: EncoderConfig, dimension: int) -> None:
-    """Write ``encoder.json``, and the files by which sentence-transformers loads the same encoder."""
-    write_json(folder / ENCODER_FILE, {**asdict(config), "similarity": config.similarity})
-    write_modules(folder, config.pooling, normalize=config.normalize, dimension=dimension)
+def write_config(folder: Path, config: EncoderConfig, hidden: int, *, bias: bool = True) -> None:
+    """Write a tower's ``encoder.json``, and the files by which sentence-transformers loads the same encoder.
+
+    Args:
+        folder: where.
+        config: of an encoder with this tower for queries and passages.
+        hidden: length of a token's state.
+        bias: whether the projection has one.
+    """
+    _write_own(folder, config)
+    write_modules(
+        folder,
+        config.pooling,
+        normalize=config.normalize,
+        dimension=hidden,
+        projection=config.projection,
+        bias=bias,
+    )
     # One limit for both kinds is all that library has; queries are far below it anyway.
     length = {"max_seq_length": config.passage_max_length, "do_lower_case": False}
     write_json(folder / "sentence_bert_config.json", length)
+
+
+def write_pair(folder: Path, config: EncoderConfig) -> None:
+    """Write what joins the towers ``query`` and ``passage``: ``encoder.json``, and a sentence-transformers Router."""
+    _write_own(folder, config)
+    write_json(folder / MODULES_FILE, [{"idx": 0, "name": "0", "path": "", "type": MODULE_TYPES + "Router"}])
+    towers = {"query": QUERY_TOWER, "document": PASSAGE_TOWER}
+    structure = {
+        route: [f"{tower}/{path}".rstrip("/") for _, path in _read_modules(folder / tower)]
+        for route, tower in towers.items()
+    }
+    types = {
+        f"{tower}/{path}".rstrip("/"): MODULE_TYPES + kind
+        for tower in towers.values()
+        for kind, path in _read_modules(folder / tower)
+    }
+    parameters = {"default_route": "document", "allow_empty_key": True}
+    write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
+
+
+def _write_own(folder: Path, config: EncoderConfig) -> None:
+    write_json(folder / ENCODER_FILE, {**asdict(config), "similarity": config.similarity})
     prompts = {
         "prompts": {"query": config.query_prompt, "document": config.passage_prompt},
         "default_prompt_name": None,
         "similarity_fn_name": config.similarity,
     }
     write_json(folder / "config_sentence_transformers.json", prompts)
+
+
+def _or(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}"

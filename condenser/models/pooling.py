@@ -8,7 +8,10 @@ from condenser.files import write_json
 
 ENCODER_FILE = "encoder.json"
 MODULES_FILE = "modules.json"
-_TYPES = "sentence_transformers.models."
+MODULE_TYPES = "sentence_transformers.models."
+POOLING_FOLDER = "1_Pooling"
+DENSE_FOLDER = "2_Dense"
+IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 def record_cls(folder: Path, dimension: int) -> None:
@@ -20,17 +23,29 @@ def record_cls(folder: Path, dimension: int) -> None:
     write_modules(folder, "cls", normalize=False, dimension=dimension)
 
 
-def write_modules(folder: Path, pooling: str, *, normalize: bool, dimension: int) -> None:
-    """Write ``modules.json`` and what it names.
+def write_modules(
+    folder: Path, pooling: str, *, normalize: bool, dimension: int, projection: int | None = None, bias: bool = True
+) -> None:
+    """Write ``modules.json`` and what it names; the weights of a projection are the caller's.
 
     The pooling file has sentence-transformers' older keys, because its releases up to 5.1 know no others
     and all later ones still read them.
+
+    Args:
+        folder: where.
+        pooling: ``cls``, ``mean`` or ``last``.
+        normalize: whether vectors are scaled to length 1 at the end.
+        dimension: length of a token's state.
+        projection: length of what a linear layer makes of the pooled state; None for no such layer.
+        bias: whether that layer has one.
     """
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules = [("", "Transformer"), (POOLING_FOLDER, "Pooling")]
+    if projection:
+        modules.append((DENSE_FOLDER, "Dense"))
     if normalize:
-        modules.append(("2_Normalize", "Normalize"))
+        modules.append((f"{len(modules)}_Normalize", "Normalize"))
     entries = [
-        {"idx": number, "name": str(number), "path": path, "type": _TYPES + kind}
+        {"idx": number, "name": str(number), "path": path, "type": MODULE_TYPES + kind}
         for number, (path, kind) in enumerate(modules)
     ]
     write_json(folder / MODULES_FILE, entries)
@@ -40,5 +55,9 @@ def write_modules(folder: Path, pooling: str, *, normalize: bool, dimension: int
         "pooling_mode_mean_tokens": pooling == "mean",
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
+        "pooling_mode_lasttoken": pooling == "last",
     }
-    write_json(folder / "1_Pooling" / "config.json", stored)
+    write_json(folder / POOLING_FOLDER / "config.json", stored)
+    if projection:
+        dense = {"in_features": dimension, "out_features": projection, "bias": bias, "activation_function": IDENTITY}
+        write_json(folder / DENSE_FOLDER / "config.json", dense)

@@ -236,7 +236,9 @@ def unknown_key(folder: Path) -> None:
 
 
 def max_pooling(folder: Path) -> None:
-    (folder / "modules.json").write_text('[{"path": "1_Pooling", "type": "x.Pooling"}]')
+    (folder / "modules.json").write_text(
+        '[{"path": "", "type": "x.Transformer"}, {"path": "1_Pooling", "type": "x.Pooling"}]'
+    )
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
 
@@ -257,7 +259,7 @@ def edit_json(file: Path, **changes: object) -> None:
         (larger_vocabulary, "config.json says (20, 32)"),
         (index_outside, "lists '../../secret.safetensors', which lies outside the folder"),
         (unknown_key, "unknown key 'poling'"),
-        (max_pooling, "pooling is max_tokens, expected cls or mean"),
+        (max_pooling, "pooling is max_tokens, expected cls, mean or last"),
     ],
 )
 def test_a_broken_folder_is_refused_in_one_line(copied: Path, damage: object, line: str) -> None:
@@ -273,7 +275,7 @@ def test_a_broken_folder_is_refused_in_one_line(copied: Path, damage: object, li
     [
         ({"passage_max_length": 65}, "passage_max_length is 65, the model has positions for 64 tokens"),
         ({"query_max_length": 2}, "query_max_length is 2, expected more than the 2 special tokens"),
-        ({"pooling": "max"}, "pooling is 'max', expected cls or mean"),
+        ({"pooling": "max"}, "pooling is 'max', expected cls, mean or last"),
         ({"passage_template": "{title}"}, "passage template '{title}' has no {text}"),
     ],
 )

@@ -1,0 +1,166 @@
+"""A tower in a folder: transformer, tokenizer and linear layer, read from any layout we know and written in ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from condenser.errors import UserError, first_line
+from condenser.files import disk_faults, read_json
+from condenser.hub import quiet_transformers
+from condenser.models.pooling import DENSE_FOLDER, IDENTITY
+from condenser.weights import CONFIG, WEIGHTS, check_shapes, check_weights
+from retrieval.encoder_files import EncoderConfig, check_folder, dense_folder, write_config
+
+# The names that transformers gives the towers of DPR: class, and where the encoder is in it.
+_DPR_TOWERS = {"DPRQuestionEncoder": "question_encoder", "DPRContextEncoder": "ctx_encoder"}
+
+
+class Tower(NamedTuple):
+    """What turns token ids into a vector.
+
+    Attributes:
+        model: a transformers encoder without pooler.
+        tokenizer: its tokenizer.
+        head: the linear layer after pooling, or None.
+    """
+
+    model: Any
+    tokenizer: Any
+    head: nn.Linear | None
+
+    @property
+    def projection(self) -> int | None:
+        """Length of what the linear layer makes, or None."""
+        return self.head.out_features if self.head is not None else None
+
+
+def load_tower(folder: Path) -> Tower:
+    """Load a tower in float32.
+
+    Raises:
+        UserError: config, tokenizer or weights missing or damaged; weights that leave parts of the model at
+            random; a tokenizer without a fast version; a dense module that is not linear.
+    """
+    check_folder(folder)
+    with quiet_transformers():
+        try:
+            tokenizer, (model, head, info) = _load_tokenizer(folder), _load_model(folder)
+        except UserError:
+            raise
+        except Exception as error:  # what the libraries raise depends on where a file goes wrong
+            raise UserError(f"cannot be loaded: {first_line(error)}", folder) from None
+    check_shapes(info["mismatched_keys"], folder)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise UserError(
+            f"weights lack {len(missing)} of the model's tensors, first {missing[0]!r}",
+            folder,
+            "they are of another architecture than config.json says",
+        )
+    if not tokenizer.is_fast:
+        raise UserError("tokenizer has no fast version (tokenizer.json)", folder)
+    dense = dense_folder(folder)
+    return Tower(model, tokenizer, head if dense is None else _load_dense(dense, model.config.hidden_size))
+
+
+def save_tower(folder: Path, tower: Tower, config: EncoderConfig) -> None:
+    """Write a folder that AutoModel and SentenceTransformer open."""
+    with quiet_transformers(), disk_faults(folder):
+        tower.model.save_pretrained(folder)
+        plain_tokenizer(tower.tokenizer)
+        tower.tokenizer.save_pretrained(folder)
+        if tower.head is not None:
+            (folder / DENSE_FOLDER).mkdir(exist_ok=True)
+            tensors = {f"linear.{name}": value.contiguous() for name, value in tower.head.state_dict().items()}
+            save_file(tensors, folder / DENSE_FOLDER / WEIGHTS, metadata={"format": "pt"})
+    write_config(folder, config, tower.model.config.hidden_size, bias=tower.head is None or tower.head.bias is not None)
+
+
+def plain_tokenizer(tokenizer: Any) -> Any:
+    """Return a tokenizer's core without the truncation that a call leaves in it, so that saving gives the same bytes."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _load_model(folder: Path) -> tuple[Any, nn.Linear | None, dict[str, Any]]:
+    """Return the encoder, DPR's projection if there is one, and transformers' report on the weights."""
+    from safetensors import SafetensorError
+    from transformers import AutoModel
+
+    settings: dict[str, Any] = {
+        "dtype": torch.float32,
+        "use_safetensors": True,
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "ignore_mismatched_sizes": True,
+        "output_loading_info": True,
+    }
+    try:
+        if read_json(folder / CONFIG).get("model_type") == "dpr":
+            return _load_dpr(folder, settings)
+        try:
+            model, info = AutoModel.from_pretrained(folder, add_pooling_layer=False, **settings)
+        except TypeError as error:
+            # Families without BERT's pooler do not know the switch.
+            if "add_pooling_layer" not in str(error):
+                raise
+            model, info = AutoModel.from_pretrained(folder, **settings)
+        return model, None, info
+    except SafetensorError as error:
+        raise UserError(f"weights are damaged ({error})", folder / WEIGHTS, "copy or make them anew") from None
+
+
+def _load_dpr(folder: Path, settings: dict[str, Any]) -> tuple[Any, nn.Linear | None, dict[str, Any]]:
+    """Load a tower of DPR (Karpukhin et al. 2020) as the BERT that it is."""
+    import transformers
+
+    found = read_json(folder / CONFIG).get("architectures") or []
+    named = [name for name in found if name in _DPR_TOWERS]
+    if not named:
+        raise UserError(
+            f"architecture is {', '.join(map(str, found)) or 'not said'}, expected {' or '.join(_DPR_TOWERS)}",
+            folder / CONFIG,
+        )
+    whole, info = getattr(transformers, named[0]).from_pretrained(folder, **settings)
+    tower = getattr(whole, _DPR_TOWERS[named[0]])
+    said = {name: value for name, value in whole.config.to_dict().items() if hasattr(transformers.BertConfig(), name)}
+    for name in ("architectures", "model_type"):
+        said.pop(name, None)
+    model = transformers.BertModel(transformers.BertConfig(**said), add_pooling_layer=False)
+    model.load_state_dict(tower.bert_model.state_dict())
+    return model, getattr(tower, "encode_proj", None), info
+
+
+def _load_dense(folder: Path, hidden: int) -> nn.Linear:
+    """Load a sentence-transformers Dense module.
+
+    Raises:
+        UserError: another activation than the identity, a residual, other sizes than the model's.
+    """
+    said = read_json(folder / CONFIG)
+    activation = said.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if activation != IDENTITY or said.get("use_residual"):
+        also = " with a residual" if said.get("use_residual") else ""
+        raise UserError(f"activation is {activation}{also}, expected a linear layer ({IDENTITY})", folder / CONFIG)
+    check_weights(folder)
+    tensors = {name.removeprefix("linear."): value.float() for name, value in load_file(folder / WEIGHTS).items()}
+    size = (said.get("out_features"), said.get("in_features"))
+    if "weight" not in tensors or tuple(tensors["weight"].shape) != size or size[1] != hidden:
+        found = tuple(tensors["weight"].shape) if "weight" in tensors else None
+        raise UserError(f"weight is of shape {found}, expected {size[0]} rows of {hidden}", folder / WEIGHTS)
+    head = nn.Linear(hidden, tensors["weight"].shape[0], bias="bias" in tensors)
+    head.load_state_dict(tensors)
+    return head
