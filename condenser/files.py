@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from condenser.errors import UserError, nearest
 MAX_LINE_BYTES = 64 * 2**20
 
 _ZSTD_CHUNK_BYTES = 2**14
+_COPY_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -131,13 +133,28 @@ def read_lines(
         UserError: missing file, bytes that are not ``encoding``, a NUL byte, a line over 64 MiB, or
             compressed data that ends early; each with ``file:line``. The last is never passed over.
     """
-    place, number = str(path), 0
+    for _, number, text in located_lines(path, encoding=encoding, on_bad=on_bad, on_read=on_read):
+        yield number, text
+
+
+def located_lines(
+    path: str | Path,
+    *,
+    encoding: str = "utf-8",
+    on_bad: Callable[[UserError], None] = refuse,
+    on_read: Callable[[int], None] | None = None,
+) -> Iterator[tuple[int, int, str]]:
+    """Yield ``(offset, line number, text)`` for each line, as `read_lines` does.
+
+    The offset is that of the text's first byte in the file, unpacked.
+    """
+    place, number, end = str(path), 0, 0
     with open_bytes(path, on_read) as stream:
         while True:
             raw = _next_line(stream, place, number)
             if not raw:
                 return
-            number += 1
+            number, start, end = number + 1, end, end + len(raw)
             where = f"{place}:{number}"
             if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
                 on_bad(
@@ -145,9 +162,10 @@ def read_lines(
                 )
                 while raw and not raw.endswith(b"\n"):
                     raw = _next_line(stream, place, number)
+                    end += len(raw)
                 continue
             if number == 1 and raw.startswith(_BOM):
-                raw = raw[len(_BOM) :]
+                raw, start = raw[len(_BOM) :], len(_BOM)
             raw = raw.removesuffix(b"\n").removesuffix(b"\r")
             if b"\0" in raw:
                 on_bad(UserError("line contains a NUL byte, expected text", where))
@@ -163,7 +181,7 @@ def read_lines(
                     )
                 )
                 continue
-            yield number, text
+            yield start, number, text
 
 
 def _next_line(stream: BinaryIO, place: str, number: int) -> bytes:
@@ -173,6 +191,17 @@ def _next_line(stream: BinaryIO, place: str, number: int) -> bytes:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UserError(f"compressed data is damaged or ends early after line {number:,} ({error})", place) from None
+
+
+def unpack(path: str | Path, target: BinaryIO) -> None:
+    """Copy a file's bytes to ``target``, unpacked; raise UserError when compressed data is damaged or ends early."""
+    with open_bytes(path) as stream:
+        try:
+            shutil.copyfileobj(stream, target, _COPY_BYTES)
+        except (EOFError, OSError, zlib.error, _zstd_error()) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise UserError(f"compressed data is damaged or ends early ({error})", path) from None
 
 
 def _zstd_error() -> type[Exception]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from condenser.errors import UserError, sample
-from condenser.files import identifier, parse_record, read_lines
+from condenser.files import identifier, parse_record
 from condenser.talk import warn
+from retrieval.passages import FirstLines, PassageFile
 from retrieval.records import Passage, Query
+from retrieval.sources import RecordFile, json_suffix, open_source, plain_suffix
 
 _PASSAGE_IDS = ("_id", "docid", "id")
 _PASSAGE_TEXTS = ("text", "contents")
 _QUERY_IDS = ("_id", "qid", "query_id", "id")
 _QUERY_TEXTS = ("text", "query")
 
-_JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+_PASSAGE_COLUMNS = (("_id", "text"), ("_id", "title", "text"))
+_QUERY_COLUMNS = (("_id", "text"),)
 _TSV_SUFFIXES = (".tsv", ".txt")
+_MOST_LINES = 1 << 40  # of one file
 
 Record = TypeVar("Record", Passage, Query)
 Fields = dict[str, Any]
@@ -39,7 +43,12 @@ def read_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[Passa
         UserError: with ``file:line``: malformed JSON, no id or text (the fields found are named), a wrong
             number of columns, an id seen before (both lines are named); a file without any passage.
     """
-    return _read(path, _passage, (("_id", "text"), ("_id", "title", "text")), "passage", skip_bad)
+    return read_unique([passage_file(path)], "passage", skip_bad=skip_bad)
+
+
+def passage_file(path: str | Path) -> PassageFile:
+    """Open the file that `read_passages` reads in a way that lets its passages be found again."""
+    return RecordFile(open_source(path), lambda: _parser(Path(path), passage_of, _PASSAGE_COLUMNS))
 
 
 def read_queries(path: str | Path, *, skip_bad: bool = False) -> Iterator[Query]:
@@ -48,18 +57,19 @@ def read_queries(path: str | Path, *, skip_bad: bool = False) -> Iterator[Query]
     JSON lines hold an id (``_id``, ``qid``, ``query_id`` or ``id``), a text (``text`` or ``query``) and maybe
     ``answers``, a list of strings. TSV lines hold id and text. All else is as in `read_passages`.
     """
-    return _read(path, _query, (("_id", "text"),), "query", skip_bad)
+    file = RecordFile(open_source(path), lambda: _parser(Path(path), _query, _QUERY_COLUMNS))
+    return read_unique([file], "query", skip_bad=skip_bad)
 
 
-def _read(
-    path: str | Path,
-    make: Callable[[Fields, str], Record],
-    layouts: tuple[tuple[str, ...], ...],
-    kind: str,
-    skip_bad: bool,
-) -> Iterator[Record]:
-    parse, place = _line_parser(Path(path), layouts), str(path)
-    first_lines: dict[str, int] = {}
+def read_unique(files: Sequence[RecordFile[Record]], kind: str, *, skip_bad: bool) -> Iterator[Record]:
+    """Yield the records of files in order, each id once.
+
+    Raises:
+        UserError: an id seen before (both lines are named), no record at all, and what cannot be read; lines at
+            fault are passed over and counted with ``skip_bad``.
+    """
+    places = [file.source.place for file in files]
+    first_lines = FirstLines()
     skipped: list[UserError] = []
 
     def on_bad(error: UserError) -> None:
@@ -67,37 +77,39 @@ def _read(
             raise error from None
         skipped.append(error)
 
-    for number, line in read_lines(path, on_bad=on_bad):
-        if not line or line.isspace():
-            continue
-        where = f"{place}:{number}"
-        try:
-            fields = parse(line, where)
-            if fields is None:
-                continue
-            record = make(fields, where)
-            if record.id in first_lines:
-                raise UserError(f"{kind} id {record.id!r} stands already on line {first_lines[record.id]}", where)
-        except UserError as error:
-            on_bad(error)
-            continue
-        first_lines[record.id] = number
-        yield record
-    if not first_lines:
-        raise UserError(f"no {kind} in this file" + (f"; {skipped[0]}" if skipped else ""), path)
+    for number, file in enumerate(files):
+        for _, where, records in file.scan(on_bad):
+            line = int(where[where.rindex(":") + 1 :])
+            for record in records:
+                first = first_lines.setdefault(record.id, number * _MOST_LINES + line)
+                if first != number * _MOST_LINES + line:
+                    owner, first_line = divmod(first, _MOST_LINES)
+                    earlier = f"line {first_line}" + (f" of {places[owner]}" if owner != number else "")
+                    on_bad(UserError(f"{kind} id {record.id!r} stands already on {earlier}", where))
+                else:
+                    yield record
+    if not len(first_lines):
+        what = f"no {kind} in this file" if len(files) == 1 else f"no {kind} in {len(files):,} files, the first"
+        raise UserError(what + (f"; {skipped[0]}" if skipped else ""), places[0])
     if skipped:
         lines = "1 line" if len(skipped) == 1 else f"{len(skipped):,} lines"
-        warn(f"{path}: {lines} skipped, first {skipped[0]}")
+        warn(f"{places[0]}: {lines} skipped, first {skipped[0]}")
 
 
-def _line_parser(path: Path, layouts: tuple[tuple[str, ...], ...]) -> Callable[[str, str], Fields | None]:
-    suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
-    suffix = suffixes[-1] if suffixes else ""
-    if suffix in _JSON_SUFFIXES:
-        return parse_record
-    if suffix in _TSV_SUFFIXES:
-        return _TsvParser(layouts)
-    raise UserError("unknown kind of file", path, "expected .jsonl or .tsv, each also with .gz or .zst")
+def _parser(
+    path: Path, make: Callable[[Fields, str], Record], layouts: tuple[tuple[str, ...], ...]
+) -> Callable[[Any, str], Sequence[Record]]:
+    if json_suffix(path):
+        return lambda raw, where: (make(parse_record(raw, where) if isinstance(raw, str) else raw, where),)
+    if plain_suffix(path) not in _TSV_SUFFIXES:
+        raise UserError("unknown kind of file", path, "expected .jsonl or .tsv, each also with .gz or .zst")
+    columns = _TsvParser(layouts)
+
+    def parse(line: str, where: str) -> Sequence[Record]:
+        fields = columns(line, where)
+        return () if fields is None else (make(fields, where),)
+
+    return parse
 
 
 class _TsvParser:
@@ -125,7 +137,8 @@ class _TsvParser:
         return dict(zip(columns, cells, strict=True))
 
 
-def _passage(fields: Fields, where: str) -> Passage:
+def passage_of(fields: Fields, where: str) -> Passage:
+    """Return the passage that a record's fields name."""
     title = "" if fields.get("title") is None else _text(fields, "title", where)
     text = _text(fields, _find(fields, _PASSAGE_TEXTS, "text", where), where)
     return Passage(_id(fields, _PASSAGE_IDS, where), title, text)

@@ -26,3 +26,11 @@ class Hit(NamedTuple):
 
     passage_id: str
     score: float
+
+
+class ScoredPair(NamedTuple):
+    """Two texts and a number for how well they go together, as people or a teacher model gave it."""
+
+    first: str
+    second: str
+    score: float
