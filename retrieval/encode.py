@@ -1,31 +1,41 @@
-"""Texts become vectors, shard by shard: a killed run goes on with the next missing shard."""
+"""Texts become vectors, shard by shard, by one worker or many; who is killed leaves nothing undone but his last shard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from condenser.artifacts import Workspace, fingerprint, result_config
+from condenser.artifacts import MANIFEST, fingerprint, result_config
 from condenser.errors import UserError
 from condenser.files import existing_file
 from condenser.hub import local_folder
+from condenser.sharing import SharedWorkspace
 from condenser.talk import Meter, say
+from retrieval.claims import Claims
 from retrieval.collections import open_collection
 from retrieval.options import EncodeOptions
 from retrieval.readers import read_passages, read_queries
 from retrieval.records import Passage, Query
-from retrieval.vectors import Shard, ids_file, read_shard, write_shard
+from retrieval.seals import Seals
+from retrieval.vectors import Shard, ids_file, read_ids, refuse_strangers, shard_files, write_shard
 
 Records = Iterator[Passage] | Iterator[Query]
+
+_UNITS = {"passage": "passages", "query": "queries"}
+_PUBLISHING = "publish"
+_LOOK_S = 0.3
 
 
 @dataclass(frozen=True)
 class _Source:
     """Where the texts come from: read as often as called, and a digest of the bytes behind it."""
 
+    name: str
     read: Callable[[], Records]
     fingerprint: str
 
@@ -34,103 +44,58 @@ def encode(options: EncodeOptions) -> Path:
     """Encode the passages or queries of a file or collection into a folder of vectors.
 
     Memory holds the model and one shard, whatever the size of the input. Within a shard texts of like
-    length share a batch; rows are written in the order of the input.
+    length share a batch; rows are written in the order of the input. Any number of processes may be started with
+    the same options: they share the shards, and each returns when all are there. A folder that is finished
+    is read whole and compared; a shard that was lost or changed is made anew, alone.
 
     Returns:
         The finished folder, see `retrieval.vectors`.
 
     Raises:
-        UserError: what reading the texts and loading the encoder raise, before anything is encoded; an
-            output made with other settings; a vector that is not finite, by its text's id.
+        UserError: what reading the texts and loading the encoder raise, before anything is encoded; no text at
+            all; an output made with other settings; files that do not belong; a vector that is not finite, by
+            its text's id.
     """
     source = _open_source(options)
     folder = local_folder(options.encoder)
     inputs = {"encoder_files": fingerprint(folder), "texts": source.fingerprint}
-    with Workspace(
-        options.output, "vectors", config=result_config(options), inputs=inputs, resumable=True
-    ) as workspace:
-        if workspace.done:
-            return workspace.output
-        facts = _write_shards(options, source, folder, workspace.path)
-        return workspace.commit(facts)
+    with SharedWorkspace(options.output, "vectors", config=result_config(options), inputs=inputs) as workspace:
+        if not workspace.done:
+            _Worker(options, source, folder, workspace).work()
+        return workspace.output
 
 
-def _write_shards(options: EncodeOptions, source: _Source, folder: Path, output: Path) -> dict[str, Any]:
-    # Reading all texts once before the work gives the time left, and finds a bad line now instead of in the
-    # middle of the night. With bad lines passed over there is nothing to find.
-    total = None if options.skip_bad else sum(1 for _ in source.read())
-    # Imported here, because the checks above need no torch, which takes seconds to come.
-    from retrieval.encoder import Encoder
+class _Worker:
+    """One of the processes that fill a folder: it takes shards as long as there are any that nobody has."""
 
-    encoder = Encoder.load(folder, device=options.device, **{f"{options.kind}_max_length": options.max_length})
-    unit = "passages" if options.kind == "passage" else "queries"
-    count = cut = shards = 0
-    with Meter("encode", total, unit) as meter:
-        for records in _in_shards(source.read(), options.shard_size):
-            shard = _finished_shard(output, shards, [record.id for record in records], encoder.dimension)
-            if shard:
-                meter.start += len(records)
-                meter.advance(len(records))
-            else:
-                shard = _encode_shard(encoder, options, records, output, shards, meter)
-            count, cut, shards = count + len(records), cut + shard.cut, shards + 1
-    length = encoder.max_length(options.kind)
-    texts = _number(count, unit)
-    say(f"encoded {texts} in {_number(shards, 'shards')}, {cut:,} of {texts} cut at {length} tokens")
-    return encoder.facts() | {
-        "kind": options.kind,
-        "max_length": length,
-        "dtype": "float32",
-        "count": count,
-        "cut": cut,
-        "shards": shards,
-    }
+    def __init__(self, options: EncodeOptions, source: _Source, folder: Path, workspace: SharedWorkspace) -> None:
+        self._options, self._source, self._workspace = options, source, workspace
+        self._unit = _UNITS[options.kind]
+        self._total = self._count_texts()
+        place = workspace.scratch / "shards"
+        self._seals = Seals(workspace.path, place, options.store)
+        self._seals.adopt(workspace.withdrawn())
+        self._claims = Claims(place)
+        # Imported here, because the checks above need no torch, which takes seconds to come.
+        from retrieval.encoder import Encoder
 
+        self._encoder = Encoder.load(
+            folder,
+            device=_device(options.device),
+            dimension=options.dim,
+            **{f"{options.kind}_max_length": options.max_length},
+        )
+        self._made = 0
 
-def _encode_shard(
-    encoder: Any, options: EncodeOptions, records: list[Any], output: Path, number: int, meter: Meter
-) -> Shard:
-    texts = [record.text if isinstance(record, Query) else encoder.passage_text(record) for record in records]
-    token_ids, cut = encoder.tokenize_and_count(texts, options.kind)
-    vectors = encoder.encode_token_ids(token_ids, batch_tokens=options.batch_tokens, on_batch=meter.advance)
-    shard = Shard([record.id for record in records], cut)
-    write_shard(output, number, vectors, shard)
-    return shard
-
-
-def _finished_shard(output: Path, number: int, ids: list[str], dimension: int) -> Shard | None:
-    """Return a shard that an earlier run finished; None when it is to be made, for the first time or anew."""
-    if not ids_file(output, number).exists():
-        return None
-    try:
-        shard, _ = read_shard(output, number, dimension)
-    except UserError:
-        return None
-    return shard if shard.ids == ids else None
-
-
-def _open_source(options: EncodeOptions) -> _Source:
-    if (options.input is None) == (options.collection is None):
-        raise UserError("give one of --input and --collection")
-    if options.split is not None and (options.collection is None or options.kind != "query"):
-        raise UserError("--split goes with --collection and --kind query")
-    skip_bad = options.skip_bad
-    if options.collection is not None:
-        collection = open_collection(options.collection)
-        if options.kind == "query":
-            return _Source(lambda: collection.queries(options.split, skip_bad=skip_bad), collection.fingerprint())
-        return _Source(lambda: collection.passages(skip_bad=skip_bad), fingerprint(collection.corpus_file))
-    file = existing_file(str(options.input))
-    reader = read_passages if options.kind == "passage" else read_queries
-    return _Source(lambda: reader(file, skip_bad=skip_bad), fingerprint(file))
-
-
-def _in_shards(records: Records, size: int) -> Iterator[list[Any]]:
-    while shard := list(islice(records, size)):
-        yield shard
-
-
-def _number(count: int, unit: str) -> str:
-    """Return ``1 passage``, ``2 passages``."""
-    singular = {"passages": "passage", "queries": "query", "shards": "shard"}
-    return f"{count:,} {unit if count != 1 else singular[unit]}"
+    def work(self) -> None:
+        """Return when the folder is finished, by this worker or another."""
+        with self._claims, self._meter() as meter:
+            try:
+                while not self._workspace.published():
+                    shards = self._make_shards(meter)
+                    self._wait_for(shards)
+                    self._publish(shards)
+            except FileNotFoundError:
+                # Another worker published: the folder was renamed under our hands.
+                if not self._workspace.published():
+                    raise

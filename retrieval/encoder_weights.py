@@ -82,7 +82,7 @@ def save_tower(folder: Path, tower: Tower, config: EncoderConfig) -> None:
 
 
 def plain_tokenizer(tokenizer: Any) -> Any:
-    """Return a tokenizer's core without the truncation that a call leaves in it, so that saving gives the same bytes."""
+    """Return a tokenizer's core without the truncation that a call leaves in it, which would be saved with it."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()

@@ -133,6 +133,9 @@ class EncodeOptions(Options):
     kind: Literal["passage", "query"] = option("passage", "which prompt, template and length limit apply")
     output: str = output("folder to write")
     max_length: int | None = option(None, "longest text in tokens; default: as the encoder says", minimum=1)
+    dimension: int | None = option(
+        None, "keep this many first numbers of each vector, for encoders trained with --matryoshka", minimum=1
+    )
     batch_tokens: int | None = option(
         None,
         "tokens per batch, padding included; default: 1024 on a CPU, 16384 on a GPU",

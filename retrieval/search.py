@@ -76,7 +76,7 @@ def _text_rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
     # Imported here, because mistakes up to here should show at once and stored vectors need no torch.
     from retrieval.encoder import Encoder
 
-    encoder = Encoder.load(folder, device=options.device)
+    encoder = Encoder.load(folder, device=options.device, dimension=recorded.get("truncated"))
     index = _open_index(options, encoder)
     made_by |= _provenance(options, index)
     k, cut = index.lower_k(options.k), 0
@@ -84,7 +84,7 @@ def _text_rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             block = queries[start : start + _QUERIES_AT_ONCE]
             token_ids, cut_here = encoder.tokenize_and_count([query.text for query in block], "query")
-            hits = index.search(encoder.encode_token_ids(token_ids), k)
+            hits = index.search(encoder.encode_token_ids(token_ids, "query"), k)
             yield from zip((query.id for query in block), hits, strict=True)
             cut += cut_here
             meter.advance(len(block))
