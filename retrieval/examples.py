@@ -1,196 +1,271 @@
-"""Training examples of a bi-encoder: which query meets which passages in which step."""
+"""Training examples of a bi-encoder: a split's queries, joined with their positives and hard negatives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from array import array
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from condenser.errors import UserError, sample
 from condenser.talk import say, warn
+from condenser.training.distributed import rank
 from retrieval.collections import Collection
-from retrieval.encoder import Encoder
-from retrieval.records import Passage
+from retrieval.records import Query, ScoredPair
+
+# Ids of unusable queries that a message shows.
+_SHOWN = 5
 
 
-@dataclass(frozen=True)
-class Example:
-    """One training query with the ids of its known positives and given hard negatives."""
+class Example(NamedTuple):
+    """One training query with the ids of its positives and hard negatives, and a teacher's scores of them, if any."""
 
     query_id: str
     text: str
     positives: tuple[str, ...]
-    negatives: tuple[str, ...]
+    negatives: tuple[str, ...] = ()
+    positive_scores: tuple[float, ...] = ()
+    negative_scores: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class PairBatch:
-    """Tokens of one step on one process, and which passage answers which query.
+class Ragged:
+    """Lists of numbers in two flat arrays: 4 bytes a number and 8 a list.
+
+    Args:
+        typecode: that of `array.array`: ``i`` for int32, ``f`` for float32.
+    """
+
+    def __init__(self, typecode: str) -> None:
+        self._values, self._ends = array(typecode), array("q", [0])
+
+    def append(self, numbers: Iterable[Any]) -> None:
+        """Put one more list at the end."""
+        self._values.extend(numbers)
+        self._ends.append(len(self._values))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, place: int) -> array[Any]:
+        return self._values[self._ends[place] : self._ends[place + 1]]
+
+    def lengths(self) -> np.ndarray:
+        """Return the length of each list, (n,) int64."""
+        return np.diff(np.frombuffer(self._ends, np.int64))
+
+
+class Examples(Sequence[Example]):
+    """Training queries in columns, so that those of MS MARCO with 30 negatives each fit any machine.
+
+    Args:
+        examples: in order.
 
     Attributes:
-        queries: token ids of n queries.
-        passages: token ids of m passages.
-        targets: (n,) int64, the row of each query's positive among the passages.
-        passage_rows: (m,) int64, a number for each distinct passage of the training data.
-        positives: (n, p) int64, the known positives of each query by these numbers, padded with -1.
+        query_ids: one per query.
+        texts: one per query.
+        passage_ids: every passage that is a positive or a negative of some query, once.
+        positives: per query, rows of ``passage_ids``.
+        negatives: per query, rows of ``passage_ids``.
+        positive_scores: per query, a teacher's scores in the order of ``positives``; empty without a teacher.
+        negative_scores: per query, a teacher's scores in the order of ``negatives``.
     """
 
-    queries: list[list[int]]
-    passages: list[list[int]]
-    targets: Tensor
-    passage_rows: Tensor
-    positives: Tensor
+    def __init__(self, examples: Iterable[Example]) -> None:
+        self.query_ids: list[str] = []
+        self.texts: list[str] = []
+        self.positives, self.negatives = Ragged("i"), Ragged("i")
+        self.positive_scores, self.negative_scores = Ragged("f"), Ragged("f")
+        row: dict[str, int] = {}
+        for example in examples:
+            self.query_ids.append(example.query_id)
+            self.texts.append(example.text)
+            self.positives.append(row.setdefault(passage, len(row)) for passage in example.positives)
+            self.negatives.append(row.setdefault(passage, len(row)) for passage in example.negatives)
+            self.positive_scores.append(example.positive_scores)
+            self.negative_scores.append(example.negative_scores)
+        # short strings lie within the array: 16 bytes where a list of str takes 64
+        self.passage_ids = np.array(list(row), np.dtypes.StringDType())
 
-    @property
-    def weight(self) -> float:
-        """Number of queries."""
-        return float(len(self.queries))
+    def __len__(self) -> int:
+        return len(self.query_ids)
 
-    def to(self, device: torch.device) -> PairBatch:
-        """Return a copy on ``device``; token ids move when they are padded."""
-        tensors = (self.targets.to(device), self.passage_rows.to(device), self.positives.to(device))
-        return PairBatch(self.queries, self.passages, *tensors)
+    @overload
+    def __getitem__(self, place: int) -> Example: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Example]: ...
+
+    def __getitem__(self, place: int | slice) -> Example | list[Example]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(len(self))[place]]
+        place = range(len(self))[place]
+        return Example(
+            self.query_ids[place],
+            self.texts[place],
+            tuple(str(self.passage_ids[row]) for row in self.positives[place]),
+            tuple(str(self.passage_ids[row]) for row in self.negatives[place]),
+            tuple(self.positive_scores[place]),
+            tuple(self.negative_scores[place]),
+        )
 
 
-def read_examples(collection: Collection, split: str, *, with_negatives: bool) -> list[Example]:
+def read_examples(
+    collection: Collection,
+    split: str,
+    *,
+    with_negatives: bool = False,
+    with_scores: bool = False,
+    drop_empty: bool = False,
+) -> Examples:
     """Join a split's queries, judgements and hard negatives.
 
-    A passage that is judged relevant is dropped from the negatives of its query and counted.
+    What training cannot use is left out, counted and told: judged queries without a text, passages that
+    are not in the corpus, and negatives that are judged positives of their query.
+
+    Args:
+        collection: where from.
+        split: the judgements; a grade above 0 makes a positive.
+        with_negatives: read the hard negatives as well.
+        with_scores: read a teacher's scores in their place: a query's positives are those with a score, its
+            negatives all other passages with a score.
+        drop_empty: leave out, and count, queries that cannot be trained on.
 
     Raises:
-        UserError: no query of the split has a positive.
+        UserError: a query without a positive in the corpus or, with scores, without a score of a positive and
+            of another passage (unless ``drop_empty``); no query that can be trained on; hard negatives of
+            which none is in the corpus; no scores.
     """
-    qrels = collection.qrels(split)
-    negatives = collection.negatives(split) if with_negatives else {}
-    examples, without, contradicted = [], [], 0
-    for query in collection.queries(split):
-        positives = tuple(passage for passage, grade in qrels[query.id].items() if grade > 0)
-        if not positives:
-            without.append(query.id)
-            continue
-        given = negatives.get(query.id, [])
-        kept = tuple(passage for passage in dict.fromkeys(given) if passage not in positives)
-        contradicted += len(set(given)) - len(kept)
-        examples.append(Example(query.id, query.text, positives, kept))
-    if without:
-        warn(f"{len(without):,} queries of {split} have no positive and are left out, such as {sample(without)}")
-    if contradicted:
-        warn(f"{contradicted:,} hard negatives are judged positives of their query and are left out")
-    if not examples:
-        raise UserError(f"no query of split {split!r} has a positive", collection.folder)
+    teacher = collection.teacher_scores(split) if with_scores else None
+    if with_scores and not teacher:
+        raise UserError(f"no teacher's scores for split {split!r}", collection.folder, "--loss softmax needs none")
+    negatives = collection.negatives(split) if with_negatives and not with_scores else {}
+    join = _Join(collection.qrels(split), negatives, teacher, collection.lookup())
+    examples = Examples(example for query in collection.queries(split) if (example := join.example(query)))
+    join.check(split, collection.folder, len(examples), drop_empty=drop_empty)
+    if rank() == 0:
+        join.tell(split, len(examples))
     return examples
 
 
-def collect_passages(collection: Collection, wanted: Iterable[str]) -> dict[str, Passage]:
-    """Return the wanted passages by id, in the collection's order.
-
-    Raises:
-        UserError: some are not in the collection.
-    """
-    missing = set(wanted)
-    found = {}
-    for passage in collection.passages():
-        if passage.id in missing:
-            found[passage.id] = passage
-            missing.discard(passage.id)
-    if missing:
-        raise UserError(
-            f"{len(missing):,} judged or given passages are not in the corpus, such as {sample(sorted(missing))}",
-            collection.corpus_file,
-        )
-    return found
-
-
-class PairBatches:
-    """The batch of a step for one process, a pure function of the seed and the step's number.
-
-    Each query comes once per epoch, with one of its positives and up to ``negatives`` of its hard
-    negatives, drawn anew each epoch; queries left over at an epoch's end come in another one.
+class _Join:
+    """Makes examples and remembers what it leaves out.
 
     Args:
-        examples: the training queries.
-        passages: at least all positives and negatives of the examples.
-        encoder: for its tokenizer, prompts, template and length limits.
-        batch_size: queries per step over all processes.
-        negatives: hard negatives per query.
-        seed: decides order and choices.
-        rank: this process's number.
-        world: number of processes.
-
-    Raises:
-        UserError: fewer queries than one step needs, or a batch that cannot be shared out evenly.
+        qrels: query id -> passage id -> grade.
+        negatives: query id -> passage ids.
+        teacher: query id -> passage id -> score; None without a teacher.
+        corpus: the ids of all passages.
     """
 
     def __init__(
         self,
-        examples: Sequence[Example],
-        passages: Mapping[str, Passage],
-        encoder: Encoder,
-        *,
-        batch_size: int,
-        negatives: int,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
+        qrels: Mapping[str, Mapping[str, int]],
+        negatives: Mapping[str, Sequence[str]],
+        teacher: Mapping[str, Mapping[str, float]] | None,
+        corpus: Container[str],
     ) -> None:
-        if batch_size < 1 or batch_size % world:
-            raise UserError(f"--batch_size {batch_size} cannot be shared out over {world} processes")
-        if len(examples) < batch_size:
-            raise UserError(
-                f"{len(examples):,} training queries, one step needs {batch_size:,}", hint="lower --batch_size"
-            )
-        self._examples, self._passages, self._encoder = examples, passages, encoder
-        self._row = {passage_id: row for row, passage_id in enumerate(passages)}
-        self._batch_size, self._negatives, self._seed = batch_size, negatives, seed
-        self._rank, self._world = rank, world
-        self.steps_per_epoch = len(examples) // batch_size
-        self._order = lru_cache(maxsize=2)(self._shuffled)
-        if negatives:
-            short = sum(len(example.negatives) < negatives for example in examples)
-            say(f"{negatives} hard negatives asked per query; {short:,} of {len(examples):,} queries have fewer")
+        self._qrels, self._negatives, self._teacher, self._corpus = qrels, negatives, teacher, corpus
+        self._present: set[str] = set()
+        self._without_text = dict.fromkeys(qrels)
+        self._unusable: dict[str, list[str]] = {}
+        self._absent_positives: dict[str, None] = {}
+        self._absent_negatives: dict[str, None] = {}
+        self._contradicted = self._negatives_kept = 0
 
-    def __call__(self, step: int) -> list[PairBatch]:
-        """Return the step's batch for this process, as the one micro-batch of the step."""
-        epoch, whole = self._chosen(step)
-        local = self._batch_size // self._world
-        chosen = whole[self._rank * local :][:local]
-        examples = [self._examples[i] for i in chosen]
-        ids: list[str] = []
-        targets = []
-        for index, example in zip(chosen, examples, strict=True):
-            rng = np.random.default_rng([self._seed, epoch, index])
-            targets.append(len(ids))
-            ids.append(example.positives[rng.integers(len(example.positives))])
-            count = min(self._negatives, len(example.negatives))
-            ids.extend(example.negatives[i] for i in rng.choice(len(example.negatives), count, replace=False))
-        return [self._batch(examples, ids, targets)]
-
-    def names(self, step: int) -> list[str]:
-        """Return the ids of a step's queries, over all processes."""
-        return [self._examples[index].query_id for index in self._chosen(step)[1]]
-
-    def _chosen(self, step: int) -> tuple[int, list[int]]:
-        """Return a step's epoch and its examples, over all processes."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        return epoch, self._order(epoch)[place * self._batch_size :][: self._batch_size].tolist()
-
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self._seed, epoch]).permutation(len(self._examples))
-
-    def _batch(self, examples: Sequence[Example], ids: Sequence[str], targets: Sequence[int]) -> PairBatch:
-        most = max(len(example.positives) for example in examples)
-        positives = np.full((len(examples), most), -1, np.int64)
-        for i, example in enumerate(examples):
-            positives[i, : len(example.positives)] = [self._row[passage] for passage in example.positives]
-        texts = [self._encoder.passage_text(self._passages[passage]) for passage in ids]
-        return PairBatch(
-            queries=self._encoder.tokenize([example.text for example in examples], "query"),
-            passages=self._encoder.tokenize(texts, "passage"),
-            targets=torch.tensor(targets),
-            passage_rows=torch.tensor([self._row[passage] for passage in ids]),
-            positives=torch.from_numpy(positives),
+    def example(self, query: Query) -> Example | None:
+        """Return a query's example, or None if it cannot be trained on."""
+        del self._without_text[query.id]
+        judged = {passage: None for passage, grade in self._qrels[query.id].items() if grade > 0}
+        positives = self._in_corpus(judged, self._absent_positives)
+        if not positives:
+            self._leave_out(query, "with no positive in the corpus" if judged else "without a positive")
+            return None
+        scores = {} if self._teacher is None else self._teacher.get(query.id, {})
+        given = dict.fromkeys(self._negatives.get(query.id, ()) if self._teacher is None else scores)
+        negatives = self._in_corpus((one for one in given if one not in judged), self._absent_negatives)
+        self._negatives_kept += len(negatives)
+        if self._teacher is None:
+            self._contradicted += sum(one in judged for one in given)
+            return Example(query.id, query.text, positives, negatives)
+        positives = tuple(one for one in positives if one in scores)
+        if not positives or not negatives:
+            self._leave_out(query, "without a score of a positive and of another passage")
+            return None
+        return Example(
+            query.id,
+            query.text,
+            positives,
+            negatives,
+            tuple(scores[one] for one in positives),
+            tuple(scores[one] for one in negatives),
         )
+
+    def check(self, split: str, folder: Path, kept: int, *, drop_empty: bool) -> None:
+        """Raise UserError if too much is left out."""
+        if self._absent_negatives and not self._negatives_kept:
+            raise UserError(
+                f"hard negatives of split {split!r} name passages of another corpus: none of "
+                f"{len(self._absent_negatives):,} is here, such as {sample(self._absent_negatives)}",
+                folder,
+            )
+        dropped = sum(map(len, self._unusable.values()))
+        if dropped and not (drop_empty and kept):
+            raise UserError(
+                f"{dropped:,} of {kept + dropped:,} queries of split {split!r} cannot be trained on: {self._reasons()}",
+                folder,
+                "--drop_empty leaves them out" if kept else None,
+            )
+
+    def tell(self, split: str, kept: int) -> None:
+        """Warn of what is left out."""
+        dropped = sum(map(len, self._unusable.values()))
+        if dropped:
+            warn(f"{split}: kept {kept:,} of {kept + dropped:,} queries, dropped {dropped:,}: {self._reasons()}")
+        for what, ids in (
+            ("judged queries are not in the query file", self._without_text),
+            ("judged positives are not in the corpus", self._absent_positives),
+            ("hard negatives are not in the corpus", self._absent_negatives),
+        ):
+            if ids:
+                warn(f"{split}: {len(ids):,} {what} and are left out, such as {sample(ids)}")
+        if self._contradicted:
+            warn(f"{self._contradicted:,} hard negatives are judged positives of their query and are left out")
+
+    def _in_corpus(self, passages: Iterable[str], absent: dict[str, None]) -> tuple[str, ...]:
+        here = []
+        for passage in passages:
+            if passage in self._present or passage in self._corpus:
+                self._present.add(passage)
+                here.append(passage)
+            else:
+                absent[passage] = None
+        return tuple(here)
+
+    def _leave_out(self, query: Query, why: str) -> None:
+        self._unusable.setdefault(why, []).append(query.id)
+
+    def _reasons(self) -> str:
+        return "; ".join(f"{len(ids):,} {why}: {sample(ids, _SHOWN)}" for why, ids in self._unusable.items())
+
+
+def read_pairs(collection: Collection, split: str) -> list[ScoredPair]:
+    """Return a split's scored pairs of texts with their scores scaled to 0..1.
+
+    Scores within 0..1 stay as they are; others are measured between the lowest and the highest of the split.
+
+    Raises:
+        UserError: no scored pairs, or all of one score.
+    """
+    pairs = collection.scored_pairs(split)
+    if not pairs:
+        raise UserError(f"no scored pairs in split {split!r}", collection.folder, "--loss regression trains on them")
+    low, high = min(pair.score for pair in pairs), max(pair.score for pair in pairs)
+    if low >= 0 and high <= 1:
+        return list(pairs)
+    if low == high:
+        raise UserError(f"all {len(pairs):,} pairs of split {split!r} have the score {low:g}", collection.folder)
+    if rank() == 0:
+        say(f"scores {low:g} to {high:g} of {len(pairs):,} pairs of split {split!r} become 0 to 1")
+    return [pair._replace(score=(pair.score - low) / (high - low)) for pair in pairs]

@@ -17,10 +17,11 @@ from condenser.talk import say
 from condenser.training.distributed import rank, world_size
 from condenser.training.loop import BEST, Evaluation, start_accelerator, train
 from condenser.training.steps import accumulate
+from retrieval.batches import PairBatch, PairBatches
 from retrieval.collections import Collection, open_collection
 from retrieval.dev import DevSearch
 from retrieval.encoder import Encoder, batches_by_length
-from retrieval.examples import PairBatch, PairBatches, collect_passages, read_examples
+from retrieval.examples import read_examples
 from retrieval.losses import shared_in_batch_softmax
 from retrieval.options import FinetuneOptions
 
@@ -75,16 +76,15 @@ def finetune(options: FinetuneOptions) -> Path:
             return workspace.output
         torch.manual_seed(options.seed)
         encoder = load_encoder(options)
-        examples = read_examples(collection, options.split, with_negatives=options.negatives > 0)
+        examples = read_examples(
+            collection, options.split, with_negatives=options.negatives > 0, drop_empty=options.drop_empty
+        )
         has_dev = options.dev_split in collection.splits()
         if not has_dev and accelerator.is_main_process:
             say(f"no judgements for split {options.dev_split!r}: the weights will be those of the last step")
-        passages = collect_passages(
-            collection, (passage for example in examples for passage in (*example.positives, *example.negatives))
-        )
         batches = PairBatches(
             examples,
-            passages,
+            collection.lookup(),
             encoder,
             batch_size=options.batch_size,
             negatives=options.negatives,

@@ -12,10 +12,11 @@ import torch
 from transformers import AutoModel
 
 from condenser.errors import UserError
+from retrieval.batches import PairBatches
 from retrieval.collections import open_collection
 from retrieval.dev import DevSearch
 from retrieval.encoder import Encoder
-from retrieval.examples import PairBatches, collect_passages, read_examples
+from retrieval.examples import read_examples
 from retrieval.finetune import BiEncoder, finetune
 from retrieval.options import FinetuneOptions
 from tests.command import run
@@ -62,17 +63,11 @@ def test_examples_join_positives_and_negatives(collection: Path, capsys: pytest.
     assert "1 hard negatives are judged positives of their query" in capsys.readouterr().err
 
 
-def test_missing_passages_are_named(collection: Path) -> None:
-    with pytest.raises(UserError, match="2 judged or given passages are not in the corpus, such as 'a', 'b'"):
-        collect_passages(open_collection(collection), ["p1", "b", "a"])
-
-
 def batches_of(collection: Path, tiny_bert: Path, **others: int) -> PairBatches:
     opened = open_collection(collection)
     examples = read_examples(opened, "train", with_negatives=True)
-    passages = collect_passages(opened, [p for e in examples for p in (*e.positives, *e.negatives)])
     settings = {"batch_size": 4, "negatives": 0, "seed": 1} | others
-    return PairBatches(examples, passages, Encoder.load(tiny_bert), **settings)
+    return PairBatches(examples, opened.lookup(), Encoder.load(tiny_bert), **settings)
 
 
 def test_each_query_comes_once_an_epoch_with_a_positive(collection: Path, tiny_bert: Path) -> None:
