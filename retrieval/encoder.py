@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,13 +16,14 @@ from condenser.artifacts import fingerprint
 from condenser.errors import UserError
 from condenser.files import atomic_write
 from condenser.hub import local_folder, position_limit
-from retrieval.encoder_files import PASSAGE_TOWER, QUERY_TOWER, EncoderConfig, read_config, tower_folders, write_pair
-from retrieval.encoder_weights import Tower, load_tower, plain_tokenizer, save_tower
+from retrieval.encoder_files import PASSAGE_TOWER, QUERY_TOWER, EncoderConfig, read_config, write_pair
+from retrieval.encoder_weights import Tower, check_same, load_towers, save_tower, tokenizer_digest
 from retrieval.records import Passage
 
 __all__ = ["Encoder", "EncoderConfig", "batches_by_length", "resolve_device"]
 
 Kind = Literal["query", "passage"]
+KINDS: tuple[Kind, ...] = ("query", "passage")
 
 # On a CPU the states of more tokens no longer fit its cache; a GPU needs many to have all its parts at work.
 _BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
@@ -46,7 +47,7 @@ class Encoder(nn.Module):
     Raises:
         UserError: a length limit that leaves no room beside the special tokens or exceeds the model's
             positions; a vocabulary larger than the embedding table; a template with ``{sep}`` for a tokenizer
-            without a separator; a dimension above the vectors'.
+            without a separator; a dimension above the vectors'; towers with vectors of different lengths.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Encoder(nn.Module):
         if config.projection and head is None:
             head = nn.Linear(model.config.hidden_size, config.projection)
         if config.untied:
-            query_model = query_model or deepcopy(model)
-            query_head = query_head or deepcopy(head)
+            query_model = deepcopy(model) if query_model is None else query_model
+            query_head = deepcopy(head) if query_head is None else query_head
         self.model = model
         self.query_model = query_model
         self.head = head
@@ -106,11 +107,10 @@ class Encoder(nn.Module):
         """
         place = resolve_device(device)
         folder = local_folder(name)
-        towers = [load_tower(tower) for tower in tower_folders(folder)]
-        passages, queries = towers[0], towers[-1]
+        passages, queries = load_towers(folder)
         stored = read_config(folder, position_limit(passages.model.config), passages.projection)
         config = stored.changed(overrides)
-        if stored.untied and not config.untied:
+        if queries and not config.untied:
             raise UserError(
                 "has a tower for queries and one for passages, untied=False asks for one",
                 folder,
@@ -123,9 +123,9 @@ class Encoder(nn.Module):
             passages.tokenizer,
             config,
             source=folder,
-            query_model=queries.model if stored.untied else None,
+            query_model=queries and queries.model,
             head=passages.head,
-            query_head=queries.head if stored.untied else None,
+            query_head=queries and queries.head,
             dimension=dimension,
         )
         return encoder.eval().to(place)
@@ -134,44 +134,32 @@ class Encoder(nn.Module):
     def join(cls, queries: Encoder, passages: Encoder) -> Self:
         """Make one untied encoder of two: DPR publishes its towers one by one.
 
+        Args:
+            queries: encodes queries, by its own prompt and length limit.
+            passages: encodes passages, and says all else.
+
         Raises:
             UserError: they differ in tokenizer, pooling, normalisation or length of vector.
         """
-        ours, theirs = queries.facts(), passages.facts()
-        for name in ("tokenizer", "pooling", "normalize", "dimension", "projection"):
-            if ours[name] != theirs[name]:
-                raise UserError(
-                    f"{name} is {ours[name]!r} in the queries' encoder ({ours['encoder']}) "
-                    f"but {theirs[name]!r} in the passages' ({theirs['encoder']})",
-                    hint="one vector space needs the same in both",
-                )
-        config = passages.config.changed(
-            {
-                "untied": True,
-                "query_prompt": queries.config.query_prompt,
-                "query_max_length": queries.config.query_max_length,
-            }
-        )
-        model, head = queries.tower("query")
-        return cls(
-            passages.model, passages.tokenizer, config, query_model=model, head=passages.head, query_head=head
-        ).eval()
+        ours, theirs = queries.config, passages.config
+        check_same("tokenizer", queries.tokenizer_fingerprint(), passages.tokenizer_fingerprint(), queries.source)
+        check_same("pooling", ours.pooling, theirs.pooling, queries.source)
+        check_same("normalize", ours.normalize, theirs.normalize, queries.source)
+        config = replace(theirs, untied=True, query_prompt=ours.query_prompt, query_max_length=ours.query_max_length)
+        own = queries.tower("query")
+        towers = {"query_model": own.model, "head": passages.head, "query_head": own.head}
+        return cls(passages.model, passages.tokenizer, config, **towers).eval().to(passages.device)
 
     @property
     def dimension(self) -> int:
         """Length of a vector, after projection and truncation."""
-        return self.truncated or self.full_dimension
+        return self.tower("passage").length if self.truncated is None else self.truncated
 
-    @property
-    def full_dimension(self) -> int:
-        """Length of a vector before truncation."""
-        return int(self.config.projection or self.model.config.hidden_size)
-
-    def tower(self, kind: Kind) -> tuple[Any, nn.Linear | None]:
-        """Return the transformer and the linear layer for one kind of text."""
+    def tower(self, kind: Kind) -> Tower:
+        """Return what encodes one kind of text."""
         if kind == "query" and self.query_model is not None:
-            return self.query_model, self.query_head
-        return self.model, self.head
+            return Tower(self.query_model, self.tokenizer, self.query_head)
+        return Tower(self.model, self.tokenizer, self.head)
 
     @property
     def device(self) -> torch.device:
@@ -190,7 +178,7 @@ class Encoder(nn.Module):
 
     def tokenizer_fingerprint(self) -> str:
         """Return a digest of vocabulary and tokenization rules."""
-        return hashlib.sha256(plain_tokenizer(self.tokenizer).to_str().encode()).hexdigest()[:16]
+        return tokenizer_digest(self.tokenizer)
 
     def facts(self) -> dict[str, Any]:
         """Return what an artifact made with this encoder records, for the next stage to compare."""
@@ -222,8 +210,7 @@ class Encoder(nn.Module):
         Returns:
             (n, dimension); of length 1 if the config normalises.
         """
-        model, _ = self.tower(kind)
-        states = model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        states = self.tower(kind).model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return self.finish(self._pool(states, attention_mask), kind)
 
     def _pool(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -239,7 +226,7 @@ class Encoder(nn.Module):
 
     def finish(self, pooled: Tensor, kind: Kind) -> Tensor:
         """Return (n, dimension) from pooled states (n, hidden): projected, truncated, normalised."""
-        _, head = self.tower(kind)
+        head = self.tower(kind).head
         vectors = pooled if head is None else head(pooled)
         vectors = vectors[:, : self.dimension]
         return nn.functional.normalize(vectors, dim=1) if self.config.normalize else vectors
@@ -343,17 +330,34 @@ class Encoder(nn.Module):
         """
         folder = Path(folder)
         if self.query_model is None:
-            save_tower(folder, Tower(self.model, self.tokenizer, self.head), self.config)
+            # One limit for both kinds is all that sentence-transformers has; queries are far below it anyway.
+            self._save_tower(folder, "passage")
         else:
-            tied = self.config.changed({"untied": False})
-            save_tower(folder / PASSAGE_TOWER, Tower(self.model, self.tokenizer, self.head), tied)
-            save_tower(folder / QUERY_TOWER, Tower(self.query_model, self.tokenizer, self.query_head), tied)
+            self._save_tower(folder / PASSAGE_TOWER, "passage")
+            self._save_tower(folder / QUERY_TOWER, "query")
             write_pair(folder, self.config)
         with atomic_write(folder / "README.md") as stream:
             stream.write(card)
 
+    def _save_tower(self, folder: Path, kind: Kind) -> None:
+        save_tower(folder, self.tower(kind), replace(self.config, untied=False), max_length=self.max_length(kind))
+
     def _check(self) -> None:
-        rows = self.model.get_input_embeddings().num_embeddings
+        for kind in KINDS:
+            self._check_tower(kind)
+        full = self.tower("passage").length
+        check_same("length of a vector", self.tower("query").length, full, self.source)
+        if not 1 <= self.dimension <= full:
+            raise UserError(f"dimension is {self.dimension}, this encoder's vectors have {full} numbers", self.source)
+        if "{sep}" in self.config.passage_template and not self.tokenizer.sep_token:
+            raise UserError(
+                f"passage template {self.config.passage_template!r} has {{sep}}, the tokenizer has no separator token",
+                self.source,
+            )
+
+    def _check_tower(self, kind: Kind) -> None:
+        model = self.tower(kind).model
+        rows = model.get_input_embeddings().num_embeddings
         if len(self.tokenizer) > rows:
             raise UserError(
                 f"tokenizer has {len(self.tokenizer):,} entries, the embedding table {rows:,} rows",
@@ -361,22 +365,12 @@ class Encoder(nn.Module):
                 "tokenizer and weights are of different models",
             )
         special = self.tokenizer.num_special_tokens_to_add()
-        longest = position_limit(self.model.config)
-        for name in ("query_max_length", "passage_max_length"):
-            length = getattr(self.config, name)
-            if length <= special:
-                raise UserError(f"{name} is {length}, expected more than the {special} special tokens", self.source)
-            if length > longest:
-                raise UserError(f"{name} is {length}, the model has positions for {longest} tokens", self.source)
-        if "{sep}" in self.config.passage_template and not self.tokenizer.sep_token:
-            raise UserError(
-                f"passage template {self.config.passage_template!r} has {{sep}}, the tokenizer has no separator token",
-                self.source,
-            )
-        if not 1 <= self.dimension <= self.full_dimension:
-            raise UserError(
-                f"dimension is {self.dimension}, this encoder's vectors have {self.full_dimension} numbers", self.source
-            )
+        longest = position_limit(model.config)
+        name, length = f"{kind}_max_length", self.max_length(kind)
+        if length <= special:
+            raise UserError(f"{name} is {length}, expected more than the {special} special tokens", self.source)
+        if length > longest:
+            raise UserError(f"{name} is {length}, the model has positions for {longest} tokens", self.source)
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

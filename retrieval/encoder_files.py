@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from condenser.artifacts import MANIFEST, load_manifest
 from condenser.errors import UserError
 from condenser.files import read_json, write_json
 from condenser.models.pooling import ENCODER_FILE, MODULE_TYPES, MODULES_FILE, write_modules
@@ -95,17 +94,9 @@ def check_folder(folder: Path) -> None:
     check_weights(folder)
 
 
-def tower_folders(folder: Path) -> list[Path]:
-    """Return where an encoder's towers lie, that of the passages first: two subfolders, or the folder itself.
-
-    Raises:
-        UserError: an artifact of ours with a file that differs from its manifest.
-    """
-    if _read_if_there(folder / ENCODER_FILE).get("untied") is not True:
-        return [folder]
-    if (folder / MANIFEST).is_file():
-        load_manifest(folder, verify=True)
-    return [folder / PASSAGE_TOWER, folder / QUERY_TOWER]
+def is_pair(folder: Path) -> bool:
+    """Say whether an encoder has two towers, in two subfolders."""
+    return _read_if_there(folder / ENCODER_FILE).get("untied") is True
 
 
 def dense_folder(folder: Path) -> Path | None:
@@ -246,7 +237,7 @@ def _read_if_there(file: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-def write_config(folder: Path, config: EncoderConfig, hidden: int, *, bias: bool = True) -> None:
+def write_config(folder: Path, config: EncoderConfig, hidden: int, *, bias: bool, max_length: int) -> None:
     """Write a tower's ``encoder.json``, and the files by which sentence-transformers loads the same encoder.
 
     Args:
@@ -254,6 +245,7 @@ def write_config(folder: Path, config: EncoderConfig, hidden: int, *, bias: bool
         config: of an encoder with this tower for queries and passages.
         hidden: length of a token's state.
         bias: whether the projection has one.
+        max_length: where sentence-transformers cuts texts, queries and passages alike.
     """
     _write_own(folder, config)
     write_modules(
@@ -264,8 +256,7 @@ def write_config(folder: Path, config: EncoderConfig, hidden: int, *, bias: bool
         projection=config.projection,
         bias=bias,
     )
-    # One limit for both kinds is all that library has; queries are far below it anyway.
-    length = {"max_seq_length": config.passage_max_length, "do_lower_case": False}
+    length = {"max_seq_length": max_length, "do_lower_case": False}
     write_json(folder / "sentence_bert_config.json", length)
 
 

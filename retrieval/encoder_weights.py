@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,15 +10,28 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from condenser.artifacts import MANIFEST, load_manifest
 from condenser.errors import UserError, first_line
 from condenser.files import disk_faults, read_json
 from condenser.hub import quiet_transformers
 from condenser.models.pooling import DENSE_FOLDER, IDENTITY
 from condenser.weights import CONFIG, WEIGHTS, check_shapes, check_weights
-from retrieval.encoder_files import EncoderConfig, check_folder, dense_folder, write_config
+from retrieval.encoder_files import (
+    PASSAGE_TOWER,
+    QUERY_TOWER,
+    EncoderConfig,
+    check_folder,
+    dense_folder,
+    is_pair,
+    write_config,
+)
 
 # The names that transformers gives the towers of DPR: class, and where the encoder is in it.
 _DPR_TOWERS = {"DPRQuestionEncoder": "question_encoder", "DPRContextEncoder": "ctx_encoder"}
+_BERT_SETTINGS = (
+    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
+    "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps pad_token_id"
+).split()
 
 
 class Tower(NamedTuple):
@@ -34,9 +48,36 @@ class Tower(NamedTuple):
     head: nn.Linear | None
 
     @property
+    def length(self) -> int:
+        """Length of a vector."""
+        return int(self.model.config.hidden_size if self.head is None else self.head.out_features)
+
+    @property
     def projection(self) -> int | None:
         """Length of what the linear layer makes, or None."""
         return self.head.out_features if self.head is not None else None
+
+
+def load_towers(folder: Path) -> tuple[Tower, Tower | None]:
+    """Load the tower of passages, and that of queries where an encoder has two.
+
+    Raises:
+        UserError: what `load_tower` refuses; towers with different tokenizers; a root with a file that differs
+            from its manifest.
+    """
+    if not is_pair(folder):
+        return load_tower(folder), None
+    if (folder / MANIFEST).is_file():
+        load_manifest(folder, verify=True)
+    passages, queries = (load_tower(folder / name) for name in (PASSAGE_TOWER, QUERY_TOWER))
+    check_same("tokenizer", tokenizer_digest(queries.tokenizer), tokenizer_digest(passages.tokenizer), folder)
+    return passages, queries
+
+
+def check_same(what: str, queries: object, passages: object, where: Path | None) -> None:
+    """Refuse two towers whose vectors do not lie in one space."""
+    if queries != passages:
+        raise UserError(f"{what} is {queries!r} for queries, {passages!r} for passages", where, "towers share these")
 
 
 def load_tower(folder: Path) -> Tower:
@@ -68,20 +109,26 @@ def load_tower(folder: Path) -> Tower:
     return Tower(model, tokenizer, head if dense is None else _load_dense(dense, model.config.hidden_size))
 
 
-def save_tower(folder: Path, tower: Tower, config: EncoderConfig) -> None:
-    """Write a folder that AutoModel and SentenceTransformer open."""
+def save_tower(folder: Path, tower: Tower, config: EncoderConfig, *, max_length: int) -> None:
+    """Write a folder that AutoModel and SentenceTransformer open; the latter cuts all texts at ``max_length``."""
     with quiet_transformers(), disk_faults(folder):
         tower.model.save_pretrained(folder)
-        plain_tokenizer(tower.tokenizer)
+        _plain(tower.tokenizer)
         tower.tokenizer.save_pretrained(folder)
         if tower.head is not None:
             (folder / DENSE_FOLDER).mkdir(exist_ok=True)
             tensors = {f"linear.{name}": value.contiguous() for name, value in tower.head.state_dict().items()}
             save_file(tensors, folder / DENSE_FOLDER / WEIGHTS, metadata={"format": "pt"})
-    write_config(folder, config, tower.model.config.hidden_size, bias=tower.head is None or tower.head.bias is not None)
+    has_bias = tower.head is not None and tower.head.bias is not None
+    write_config(folder, config, tower.model.config.hidden_size, bias=has_bias, max_length=max_length)
 
 
-def plain_tokenizer(tokenizer: Any) -> Any:
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Return a digest of vocabulary and tokenization rules."""
+    return hashlib.sha256(_plain(tokenizer).to_str().encode()).hexdigest()[:16]
+
+
+def _plain(tokenizer: Any) -> Any:
     """Return a tokenizer's core without the truncation that a call leaves in it, which would be saved with it."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -136,10 +183,8 @@ def _load_dpr(folder: Path, settings: dict[str, Any]) -> tuple[Any, nn.Linear | 
         )
     whole, info = getattr(transformers, named[0]).from_pretrained(folder, **settings)
     tower = getattr(whole, _DPR_TOWERS[named[0]])
-    said = {name: value for name, value in whole.config.to_dict().items() if hasattr(transformers.BertConfig(), name)}
-    for name in ("architectures", "model_type"):
-        said.pop(name, None)
-    model = transformers.BertModel(transformers.BertConfig(**said), add_pooling_layer=False)
+    settings_of_bert = {name: getattr(whole.config, name) for name in _BERT_SETTINGS}
+    model = transformers.BertModel(transformers.BertConfig(**settings_of_bert), add_pooling_layer=False)
     model.load_state_dict(tower.bert_model.state_dict())
     return model, getattr(tower, "encode_proj", None), info
 
