@@ -22,6 +22,8 @@ class UserError(Exception):
     """
 
     exit_status = 2
+    report: str | None = None
+    """What was found out all the same: the command prints it to stdout before the line."""
 
     def __init__(self, what: str, where: str | Path | None = None, hint: str | None = None) -> None:
         self.what = what

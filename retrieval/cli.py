@@ -40,6 +40,12 @@ VERBS: dict[str, Verb] = {
     "data": Verb(
         "list the embedded collections", "retrieval.options:DataOptions", "retrieval.collections:list_collections"
     ),
+    "check": Verb(
+        "look a collection through before training on it",
+        "retrieval.options:CheckOptions",
+        "retrieval.check:check",
+        positional=("collection",),
+    ),
     "spans": Verb("documents to token spans", "condenser.options:SpansOptions", "retrieval.spans:build_spans_of"),
     "pretrain": Verb(
         "MLM, Condenser and coCondenser pretraining", "condenser.options:PretrainOptions", "condenser.pretrain:pretrain"
@@ -124,7 +130,12 @@ def _run(words: list[str]) -> int:
     options = parse_options(verb, rest)
     if options is None:
         return 0
-    result = load(VERBS[verb].function)(options)
+    try:
+        result = load(VERBS[verb].function)(options)
+    except UserError as error:
+        if error.report is not None:
+            print(error.report, flush=True)
+        raise
     # several processes started by torchrun have one result
     if result is not None and os.environ.get("RANK", "0") == "0":
         print(result, flush=True)

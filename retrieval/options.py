@@ -22,6 +22,29 @@ class DataOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckOptions(Options):
+    """Look a collection through before hours are spent on it: what is missing, repeated, cut or leaked."""
+
+    collection: str = source("a folder or file in a known format, or the name of an embedded collection")
+    format: Format = option("auto", "how its files are to be read; auto looks at them")
+    split: Split | None = option(
+        None, "judgements that will be trained on: what training refuses there is an error; default: train, if there"
+    )
+    negatives: int = option(
+        0, "hard negatives per query that will be asked for; queries with fewer are counted", minimum=0
+    )
+    encoder: str | None = source("folder or hub name: lengths in its tokens; default: in words", default=None)
+    query_max_length: int | None = option(
+        None, "longest query in tokens; default: as the encoder says, else 32", minimum=1
+    )
+    passage_max_length: int | None = option(
+        None, "longest passage in tokens; default: as the encoder says, else 128", minimum=1
+    )
+    skip_bad: bool = option(False, "pass over lines that cannot be read, and count them")
+    json: bool = option(False, "print JSON")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(Options):
     """Train a bi-encoder on judged pairs, with in-batch and given negatives, or to a teacher's scores."""
 
