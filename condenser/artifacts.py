@@ -28,8 +28,8 @@ from condenser.talk import say
 SCHEMA = 1
 MANIFEST = "manifest.json"
 SCRATCH = ".work"
-_STARTED = f"{SCRATCH}/started.json"
-_LOCK = f"{SCRATCH}/lock"
+STARTED = f"{SCRATCH}/started.json"
+LOCK = f"{SCRATCH}/lock"
 _RECORDED_PACKAGES = (
     "condenser-ir",
     "torch",
@@ -60,6 +60,8 @@ class Workspace:
         UserError: the output exists and is something else, was made with other options or inputs
             (the difference is named), or another process is writing it.
     """
+
+    _lock_kind = fcntl.LOCK_EX
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class Workspace:
     def _holds_nothing(self) -> bool:
         """Tell whether a stage ended before it wrote anything to go on with."""
         files = {file.relative_to(self.path).as_posix() for file in self.path.rglob("*") if file.is_file()}
-        return files <= {_STARTED, _LOCK}
+        return files <= {STARTED, LOCK}
 
     def _finish_interrupted_commit(self) -> bool:
         """Publish what a run left that was killed between its manifest and the rename, if it is what is wanted now."""
@@ -142,8 +144,8 @@ class Workspace:
             self.output.rmdir()  # only ever an empty folder, see _output_is_up_to_date
         publish_folder(self.path, self.output)
         fault_point("folder-published")
-        # Not before: a run killed until here finds its way back by it.
-        shutil.rmtree(self.output / SCRATCH)
+        # Not before: a run killed until here finds its way back by it. Over a network an open lock stays for a while.
+        shutil.rmtree(self.output / SCRATCH, ignore_errors=True)
         self.done = True
 
     def _output_is_up_to_date(self) -> bool:
@@ -173,9 +175,9 @@ class Workspace:
 
     def _take_lock(self) -> None:
         self.scratch.mkdir(parents=True, exist_ok=True)
-        self._lock_handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock_handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(self._lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock_handle, self._lock_kind | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(self._lock_handle, 200).decode(errors="replace") or "unknown"
             os.close(self._lock_handle)
@@ -190,7 +192,7 @@ class Workspace:
             self._lock_handle = None
 
     def _prepare_contents(self) -> None:
-        started = self.path / _STARTED
+        started = self.path / STARTED
         if self._resumable and started.is_file():
             self._refuse_difference(read_json(started), self.path)
             for torn in self.path.rglob("*.tmp-*"):  # what a killed atomic_write left
@@ -199,7 +201,7 @@ class Workspace:
         for entry in (*self.path.iterdir(), *self.scratch.iterdir()):
             if entry.is_dir() and entry != self.scratch:
                 shutil.rmtree(entry)
-            elif entry.is_file() and entry != self.path / _LOCK:
+            elif entry.is_file() and entry != self.path / LOCK:
                 entry.unlink()
         write_json(started, self._started)
 
@@ -220,7 +222,7 @@ def write_manifest(folder: Path, header: Mapping[str, Any]) -> None:
             sync_folder(entry)
         elif entry.is_file():
             _sync_file(entry)
-            files[name] = {"bytes": entry.stat().st_size, "sha256": sha256_file(entry)}
+            files[name] = describe_file(entry)
     described = {"files": files, "fingerprint": _fingerprint(files), "versions": _versions()}
     write_json(folder / MANIFEST, {"schema": SCHEMA, **header, **described})
 
@@ -257,6 +259,16 @@ def load_manifest(
             missing, of another size or damaged, a listed name that points outside the folder, or a fact
             that is missing or of another type.
     """
+    manifest = read_manifest(folder, kind, facts=facts)
+    for error in damaged_files(folder, manifest, verify=verify).values():
+        raise error
+    return manifest
+
+
+def read_manifest(
+    folder: str | Path, kind: str | None = None, *, facts: Mapping[str, type] | None = None
+) -> dict[str, Any]:
+    """Read a finished folder's manifest without a look at its files; else like `load_manifest`."""
     folder = Path(folder)
     expected = f"expected {_named(kind)}" if kind else "expected an artifact of this toolkit"
     if not folder.is_dir():
@@ -275,14 +287,28 @@ def load_manifest(
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(map(_describes_file, files.values())) or "fingerprint" not in manifest:
         raise UserError("lacks the fingerprint, or files with their bytes and sha256", folder / MANIFEST)
-    for name, entry in files.items():
-        _check_file(folder, name, entry, verify)
     stored = manifest.get("facts")
     for name, expected_type in (facts or {}).items():
         value = stored.get(name) if isinstance(stored, dict) else None
         if type(value) is not expected_type:
             raise UserError(f"fact {name} is {value!r}, expected {expected_type.__name__}", folder / MANIFEST)
     return manifest
+
+
+def damaged_files(folder: str | Path, manifest: Mapping[str, Any], *, verify: bool = False) -> dict[str, UserError]:
+    """Return what is wrong with the files that a manifest lists, by their names.
+
+    Args:
+        folder: the artifact.
+        manifest: as `read_manifest` gives it.
+        verify: also compare each file's SHA-256 (sizes are always compared).
+
+    Raises:
+        UserError: a listed name that points outside the folder.
+    """
+    folder = Path(folder)
+    found = {name: damage(folder, name, entry, verify=verify) for name, entry in manifest["files"].items()}
+    return {name: error for name, error in found.items() if error is not None}
 
 
 def _named(kind: object) -> str:
@@ -293,17 +319,28 @@ def _describes_file(entry: object) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
 
 
-def _check_file(folder: Path, name: str, entry: Mapping[str, Any], verify: bool) -> None:
+def describe_file(file: Path) -> dict[str, Any]:
+    """Return what a manifest says of a file: its size and SHA-256."""
+    return {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+
+
+def damage(folder: Path, name: str, entry: Mapping[str, Any], *, verify: bool) -> UserError | None:
+    """Return how a file differs from its description, for the caller to raise; None if it does not.
+
+    Raises:
+        UserError: the name points outside the folder.
+    """
     file = folder / name
     if "\0" in name or Path(name).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"manifest lists {name!r}, which lies outside the folder", folder / MANIFEST)
     if not file.is_file():
-        raise UserError("file listed in the manifest is missing", file, "make the folder anew")
+        return UserError("file listed in the manifest is missing", file, "make the folder anew")
     size = file.stat().st_size
     if size != entry["bytes"]:
-        raise UserError(f"has {size:,} bytes, the manifest says {entry['bytes']:,}", file, "make the folder anew")
+        return UserError(f"has {size:,} bytes, the manifest says {entry['bytes']:,}", file, "make the folder anew")
     if verify and sha256_file(file) != entry["sha256"]:
-        raise UserError("contents differ from the manifest's sha256", file, "make the folder anew")
+        return UserError("contents differ from the manifest's sha256", file, "make the folder anew")
+    return None
 
 
 def fingerprint(path: str | Path) -> str:
@@ -322,7 +359,7 @@ def fingerprint(path: str | Path) -> str:
     if (path / MANIFEST).is_file():
         return str(load_manifest(path)["fingerprint"])
     files = {
-        file.relative_to(path).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+        file.relative_to(path).as_posix(): describe_file(file)
         for file in sorted(path.rglob("*"))
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
     }

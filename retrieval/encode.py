@@ -1,10 +1,10 @@
-"""Texts become vectors, shard by shard, by one worker or many; who is killed leaves nothing undone but his last shard."""
+"""Texts become vectors, shard by shard, by one worker or many; one that is killed loses no more than its last shard."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -66,12 +66,12 @@ def encode(options: EncodeOptions) -> Path:
 
 
 class _Worker:
-    """One of the processes that fill a folder: it takes shards as long as there are any that nobody has."""
+    """One of the processes that fill a folder: it makes shards as long as there are any that nobody has."""
 
     def __init__(self, options: EncodeOptions, source: _Source, folder: Path, workspace: SharedWorkspace) -> None:
         self._options, self._source, self._workspace = options, source, workspace
-        self._unit = _UNITS[options.kind]
         self._total = self._count_texts()
+        self._refuse_strangers(self._total)
         place = workspace.scratch / "shards"
         self._seals = Seals(workspace.path, place, options.store)
         self._seals.adopt(workspace.withdrawn())
@@ -82,20 +82,163 @@ class _Worker:
         self._encoder = Encoder.load(
             folder,
             device=_device(options.device),
-            dimension=options.dim,
+            dimension=options.dimension,
             **{f"{options.kind}_max_length": options.max_length},
         )
         self._made = 0
 
     def work(self) -> None:
         """Return when the folder is finished, by this worker or another."""
-        with self._claims, self._meter() as meter:
+        quiet = os.environ.get("RANK", "0") != "0"
+        unit = _UNITS[self._options.kind]
+        with self._claims, Meter("encode", self._total, unit, start=self._count_done(), quiet=quiet) as meter:
             try:
-                while not self._workspace.published():
-                    shards = self._make_shards(meter)
-                    self._wait_for(shards)
-                    self._publish(shards)
+                self._fill(meter)
             except FileNotFoundError:
-                # Another worker published: the folder was renamed under our hands.
+                # Another worker may have published: then the folder was renamed under our hands.
                 if not self._workspace.published():
                     raise
+
+    def _fill(self, meter: Meter) -> None:
+        shards = self._make_shards(meter)
+        missing = list(range(shards))
+        while not self._workspace.published():
+            missing = [number for number in missing if not self._seals.holds(number)]
+            if not missing and self._claims.take(_PUBLISHING):
+                missing = self._publish(shards)
+            elif any(self._claims.is_free(f"{number:05d}") for number in missing):
+                self._make_shards(meter)
+            else:
+                time.sleep(_LOOK_S)
+
+    def _make_shards(self, meter: Meter) -> int:
+        """Go through the texts, make every shard that is neither done nor claimed, and return how many there are."""
+        shards = 0
+        for number, records in enumerate(_in_shards(self._source.read(), self._options.shard_size)):
+            shards = number + 1
+            part = f"{number:05d}"
+            if self._seals.holds(number) or not self._claims.take(part):
+                continue
+            try:
+                if not self._seals.holds(number):  # else it was finished just before it was claimed
+                    meter.done = self._count_done()
+                    self._make_shard(number, records, meter)
+            finally:
+                self._claims.release(part)
+        return shards
+
+    def _make_shard(self, number: int, records: list[Any], meter: Meter) -> None:
+        encoder, kind = self._encoder, self._options.kind
+        texts = [record.text if isinstance(record, Query) else encoder.passage_text(record) for record in records]
+        token_ids, cut = encoder.tokenize_and_count(texts, kind)
+        vectors = encoder.encode_token_ids(
+            token_ids, kind, batch_tokens=self._options.batch_tokens, on_batch=meter.advance
+        )
+        if self._claims.holds(f"{number:05d}"):  # else this process slept so long that another took it for dead
+            shard = Shard([record.id for record in records], cut)
+            write_shard(self._workspace.path, number, vectors, shard, self._options.store)
+            self._seals.seal(number)
+            self._made += 1
+
+    def _publish(self, shards: int) -> list[int]:
+        """Compare every shard with its seal and publish the folder; or return the damaged ones, to be made anew."""
+        try:
+            damaged = self._seals.break_damaged(shards)
+            for error in damaged.values():
+                say(f"{error.where}: {error.what}; the shard is made anew")
+            if not damaged:
+                self._commit(shards)
+            return list(damaged)
+        finally:
+            self._claims.release(_PUBLISHING)
+
+    def _commit(self, shards: int) -> None:
+        path, options = self._workspace.path, self._options
+        for draft in path.glob("*.tmp-*"):  # what killed workers left
+            draft.unlink(missing_ok=True)
+        count = cut = 0
+        for number in range(shards):
+            stored = read_ids(ids_file(path, number))
+            count, cut = count + len(stored.ids), cut + stored.cut
+        self._refuse_strangers(count)
+        length = self._encoder.max_length(options.kind)
+        self._workspace.commit(
+            self._encoder.facts()
+            | {
+                "kind": options.kind,
+                "max_length": length,
+                "dtype": options.store,
+                "count": count,
+                "cut": cut,
+                "shards": shards,
+            }
+        )
+        texts = _number(count, _UNITS[options.kind])
+        by_others = f"; {_number(self._made, 'shards')} by this process" if self._made < shards else ""
+        say(f"encoded {texts} in {_number(shards, 'shards')}, {cut:,} of {texts} cut at {length} tokens{by_others}")
+
+    def _count_texts(self) -> int | None:
+        """Return how many texts there are, None with bad lines passed over; raise UserError if there is none.
+
+        Reading all of them before the work gives the time left, and finds a bad line now instead of in the
+        middle of the night. With bad lines passed over there is nothing to find, and they are to be told of once.
+        """
+        one = next(self._source.read(), None)
+        if one is None:
+            raise UserError(f"no {_UNITS[self._options.kind]} to encode", self._source.name)
+        return None if self._options.skip_bad else sum(1 for _ in self._source.read())
+
+    def _count_done(self) -> int:
+        """Return about how many texts all workers have done."""
+        done = self._seals.count() * self._options.shard_size
+        return done if self._total is None else min(done, self._total)
+
+    def _refuse_strangers(self, texts: int | None) -> None:
+        if texts is not None:
+            shards = range(-(-texts // self._options.shard_size))
+            expected = {name for number in shards for name in shard_files(number, self._options.store)}
+            drafts = {file.name for file in self._workspace.path.glob("*.tmp-*")}
+            refuse_strangers(self._workspace.path, expected | drafts | {MANIFEST})
+
+
+def _device(name: str) -> str:
+    """Return the device to use; of several processes of torchrun on one machine each takes a GPU of its own."""
+    if name != "cpu" and "LOCAL_RANK" in os.environ:
+        import torch
+
+        if torch.cuda.is_available():
+            return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+    return name
+
+
+def _open_source(options: EncodeOptions) -> _Source:
+    if (options.input is None) == (options.collection is None):
+        raise UserError("give one of --input and --collection")
+    if options.split is not None and (options.collection is None or options.kind != "query"):
+        raise UserError("--split goes with --collection and --kind query")
+    skip_bad = options.skip_bad
+    if options.collection is not None:
+        collection = open_collection(options.collection, options.format)
+        if options.kind == "query":
+            return _Source(
+                collection.name,
+                lambda: collection.queries(options.split, skip_bad=skip_bad),
+                collection.fingerprint(),
+            )
+        # Judgements may change and leave the passages' vectors as they are.
+        digest = "+".join(map(fingerprint, collection.corpus_files())) or collection.fingerprint()
+        return _Source(collection.name, lambda: collection.passages(skip_bad=skip_bad), digest)
+    file = existing_file(str(options.input))
+    reader = read_passages if options.kind == "passage" else read_queries
+    return _Source(str(file), lambda: reader(file, skip_bad=skip_bad), fingerprint(file))
+
+
+def _in_shards(records: Records, size: int) -> Iterator[list[Any]]:
+    while shard := list(islice(records, size)):
+        yield shard
+
+
+def _number(count: int, unit: str) -> str:
+    """Return ``1 passage``, ``2 passages``."""
+    singular = {"passages": "passage", "queries": "query", "shards": "shard"}
+    return f"{count:,} {unit if count != 1 else singular[unit]}"

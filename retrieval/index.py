@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,7 +257,7 @@ def build_index(options: IndexOptions) -> Path:
             "metric": "inner product",
             "vectors": str(vectors.folder),
             "vectors_fingerprint": made_from,
-            "max_norm": _max_norm(vectors.shards),
+            "max_norm": _max_norm(vectors.blocks()),
         }
         output = workspace.commit(facts)
     say(f"indexed {len(vectors.ids):,} vectors of {facts['dimension']} numbers, {options.factory}, inner product")
@@ -265,7 +265,7 @@ def build_index(options: IndexOptions) -> Path:
 
 
 def _write_matrix(vectors: Vectors, file: Path) -> None:
-    if len(vectors.shards) == 1:
+    if len(vectors.shards) == 1 and vectors.shards[0].codes.dtype == np.float32:
         source = vectors_file(vectors.folder, 0)
         try:
             os.link(source, file)
@@ -275,16 +275,16 @@ def _write_matrix(vectors: Vectors, file: Path) -> None:
     shape = (len(vectors.ids), vectors.facts["dimension"])
     matrix = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=shape)
     start = 0
-    for shard in vectors.shards:
-        matrix[start : start + len(shard)] = shard
-        start += len(shard)
+    for block in vectors.blocks():
+        matrix[start : start + len(block)] = block
+        start += len(block)
     matrix.flush()
 
 
-def _max_norm(shards: Sequence[np.ndarray]) -> float:
+def _max_norm(blocks: Iterable[np.ndarray]) -> float:
     """Return the length of the longest vector."""
     return max(
-        (float(np.sqrt(np.einsum("nd,nd->n", shard, shard).max())) for shard in shards if len(shard)), default=0.0
+        (float(np.sqrt(np.einsum("nd,nd->n", block, block).max())) for block in blocks if len(block)), default=0.0
     )
 
 
@@ -324,8 +324,8 @@ def _fill_faiss_index(index: Any, vectors: Vectors, options: IndexOptions) -> No
             ivf = faiss.try_extract_index_ivf(index)
             clusters = 256 if ivf is None else max(256, ivf.nlist)
             index.train(_training_sample(vectors, _POINTS_PER_CENTROID * clusters, options.seed))
-        for shard in vectors.shards:
-            index.add(np.ascontiguousarray(shard))
+        for block in vectors.blocks():
+            index.add(np.ascontiguousarray(block))
     except RuntimeError as error:
         raise UserError(
             f"--factory {options.factory!r} cannot be built: {_faiss_reason(error)}", vectors.folder, "use Flat"

@@ -147,11 +147,12 @@ class Bm25Options(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions(Options):
-    """Turn texts into vectors: a folder of shards that a killed run goes on with."""
+    """Turn texts into vectors: a folder of shards. Started again, or several times at once, it shares the work."""
 
-    encoder: str = required("encoder folder or hub name")
-    input: str | None = option(None, "file of passages or queries (jsonl or TSV, .gz, .zst)")
-    collection: str | None = option(None, "take the passages or queries of this collection instead")
+    encoder: str = source("encoder folder or hub name")
+    input: str | None = source("file of passages or queries (jsonl or TSV, .gz, .zst)", default=None)
+    collection: str | None = source("take the passages or queries of this collection instead", default=None)
+    format: Format = option("auto", "how the collection's files are to be read; auto looks at them")
     split: Split | None = option(None, "with --collection and --kind query: only the queries judged in this split")
     kind: Literal["passage", "query"] = option("passage", "which prompt, template and length limit apply")
     output: str = output("folder to write")
@@ -164,6 +165,9 @@ class EncodeOptions(Options):
         "tokens per batch, padding included; default: 1024 on a CPU, 16384 on a GPU",
         shapes_result=False,
         minimum=1,
+    )
+    store: Literal["float32", "float16", "int8"] = option(
+        "float32", "type the vectors are kept in: float16 takes half the disk, int8 with a scale per vector a quarter"
     )
     shard_size: int = option(5000, "texts per shard", minimum=1)
     device: Device = option("auto", "where to compute", shapes_result=False)

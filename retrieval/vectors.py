@@ -105,8 +105,8 @@ class Vectors:
                 raise UserError(error.what, error.where, _AGAIN) from None
             ids += shard.ids
             shards.append(vectors)
-        for error in damaged_files(folder, manifest, verify=verify).values():
-            raise UserError(error.what, error.where, _AGAIN)
+        for fault in damaged_files(folder, manifest, verify=verify).values():
+            raise UserError(fault.what, fault.where, _AGAIN)
         if len(ids) != facts["count"]:
             raise UserError(f"fact count is {facts['count']:,}, but there are {len(ids):,} ids", folder / MANIFEST)
         return cls(folder, facts, ids, shards)
@@ -294,7 +294,8 @@ def _refuse_gaps(folder: Path, count: int, store: Store) -> None:
 def _refuse_rows(bad: np.ndarray, fault: str, ids: Sequence[str], file: Path, hint: str) -> None:
     rows = np.flatnonzero(bad)
     if len(rows):
-        raise UserError(f"the vector of {ids[rows[0]]!r} {fault} ({len(rows):,} of {len(bad):,} in this shard)", file, hint)
+        counts = f"{len(rows):,} of {len(bad):,} in this shard"
+        raise UserError(f"the vector of {ids[rows[0]]!r} {fault} ({counts})", file, hint)
 
 
 def _write_array(file: Path, array: np.ndarray) -> None:

@@ -25,7 +25,7 @@ MAY_IMPORT = {
 EVAL_MAY_IMPORT = {f"condenser.{name}" for name in ("errors", "files", "artifacts", "talk", "options")}
 # Rooms of condenser in the order in which they may see each other: a room sees those on its own line and above.
 ROOMS = [
-    {"errors", "talk", "files", "artifacts", "options", "hub", "weights", "faults"},
+    {"errors", "talk", "files", "artifacts", "sharing", "options", "hub", "weights", "faults"},
     {"corpus"},
     {"models"},
     {"training", "decoding"},

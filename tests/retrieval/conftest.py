@@ -40,7 +40,8 @@ def make_vectors(tmp_path: Path) -> MakeVectors:
         with Workspace(tmp_path / name, "vectors", config=facts, inputs={}) as workspace:
             for number, start in enumerate(starts):
                 stop = start + shard_size
-                write_shard(workspace.path, number, matrix[start:stop], Shard(list(ids[start:stop]), 0))
+                store = facts.get("dtype", "float32")
+                write_shard(workspace.path, number, matrix[start:stop], Shard(list(ids[start:stop]), 0), store)
             return workspace.commit(described | facts)
 
     return make
