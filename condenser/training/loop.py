@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from condenser.training.checkpoint import (
 )
 from condenser.training.distributed import rank, total, world_size
 from condenser.training.steps import MicroBatch, Step
+from condenser.training.trackers import NO_TRACKER, Pace, idle_gpus, tracked, tracker_settings
 
 BEST = "best"
 # float16 begins with steps that overflow until the loss scale has come down
@@ -43,7 +44,10 @@ _HANDED_ON_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How long, how fast and where a model is trained; see `PretrainOptions` for the fields."""
+    """How long, how fast and where a model is trained; see `PretrainOptions` and `FinetuneOptions` for the fields.
+
+    ``unit`` names what ``batch_size`` counts, for the pace.
+    """
 
     max_steps: int
     learning_rate: float
@@ -58,6 +62,10 @@ class LoopSettings:
     keep_checkpoints: int
     workers: int = 0
     head_warmup_steps: int = 0
+    batch_size: int = 1
+    unit: str = "examples"
+    tracker: str = NO_TRACKER
+    output: str = ""
 
 
 @dataclass
@@ -98,7 +106,7 @@ def start_accelerator(settings: LoopSettings) -> Accelerator:
     """Return the accelerator for a run.
 
     Raises:
-        UserError: CUDA asked for and absent, or half precision on a CPU.
+        UserError: CUDA asked for and absent, half precision on a CPU, or a tracker that is not installed.
     """
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: this machine has no usable CUDA device", hint="leave --device at auto")
@@ -108,7 +116,12 @@ def start_accelerator(settings: LoopSettings) -> Accelerator:
             f"--mixed_precision {settings.mixed_precision} needs a GPU; on a CPU it is many times slower than float32",
             hint="use --mixed_precision no",
         )
-    return Accelerator(cpu=on_cpu, mixed_precision=settings.mixed_precision)
+    trackers = tracker_settings(settings.tracker, settings.output)
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision=settings.mixed_precision, **trackers)
+    idle = None if on_cpu else idle_gpus(torch.cuda.device_count(), accelerator.num_processes)
+    if idle:
+        say(idle)
+    return accelerator
 
 
 def train(
@@ -177,7 +190,8 @@ def train(
     wrapped.train()
     meter = Meter(workspace.output.name, settings.max_steps, "steps", start=state["step"],
                   quiet=not accelerator.is_main_process)  # fmt: skip
-    with _Stop() as stop, meter:
+    pace = Pace(settings.batch_size)
+    with _Stop() as stop, meter, tracked(accelerator, workspace.output, asdict(settings), state["step"]):
         for step, micro_batches in enumerate(steps, start=state["step"]):
             rate = learning_rate_at(step, settings)
             for group in optimizer.param_groups:
@@ -194,11 +208,13 @@ def train(
             if state["bad_steps"] > _BAD_STEPS_ALLOWED[settings.mixed_precision]:
                 raise _diverged(step, state["bad_steps"], losses, rate, batches, workspace)
             prepared.zero_grad()
+            pace.pause()
             state["step"] = step + 1
             if state["step"] % settings.log_every == 0 or state["step"] == settings.max_steps:
                 line = {"step": state["step"], **_averaged(losses, accelerator), "grad_norm": norm, "lr": rate}
-                _write_log(logs, line, state, accelerator)
-                meter.note = f"loss {line['loss']:.3f}"
+                rate_in_units = pace.take()
+                _write_log(logs, line, state, accelerator, {f"{settings.unit}_per_second": rate_in_units})
+                meter.note = f"loss {line['loss']:.3f}, {rate_in_units:,.1f} {settings.unit}/s"
             meter.advance()
             if evaluation and (state["step"] % evaluation.every == 0 or state["step"] == settings.max_steps):
                 _evaluate(evaluation, state, logs, best, accelerator)
@@ -212,6 +228,7 @@ def train(
                 if accelerator.is_main_process:
                     say(f"stopped after step {state['step']:,}; the same command goes on from there")
                 raise KeyboardInterrupt if stop.signal == signal.SIGINT else SystemExit(143)
+            pace.go_on()
     accelerator.free_memory()
 
 
@@ -276,13 +293,22 @@ def _explained_memory(step: int) -> Iterator[None]:
         ) from None
 
 
-def _write_log(logs: tuple[Path, Path], line: dict[str, Any], state: dict[str, Any], accelerator: Accelerator) -> None:
+def _write_log(
+    logs: tuple[Path, Path],
+    line: dict[str, Any],
+    state: dict[str, Any],
+    accelerator: Accelerator,
+    wall: dict[str, float],
+) -> None:
+    """Write a line down; wall-clock figures go to the trackers and to a file of their own, so that logs compare."""
     if not accelerator.is_main_process:
         return
     with logs[0].open("ab") as log:
         state["log_bytes"] += log.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     with logs[1].open("ab") as timing:
-        timing.write(orjson.dumps({"step": line["step"], "unix_time": time.time()}, option=orjson.OPT_APPEND_NEWLINE))
+        times = {"step": line["step"], "unix_time": time.time(), **wall}
+        timing.write(orjson.dumps(times, option=orjson.OPT_APPEND_NEWLINE))
+    accelerator.log({name: value for name, value in (line | wall).items() if name != "step"}, step=line["step"])
 
 
 def _evaluate(
@@ -291,7 +317,7 @@ def _evaluate(
     """Take the dev score on the first process and keep the weights if none was better."""
     if accelerator.is_main_process:
         scores = evaluation.score()
-        _write_log(logs, {"step": state["step"], **scores}, state, accelerator)
+        _write_log(logs, {"step": state["step"], **scores}, state, accelerator, {})
         say(f"step {state['step']:,}: {', '.join(f'{name} {value:.4f}' for name, value in scores.items())}")
         score = next(iter(scores.values()))
         if state["best_score"] is None or score > state["best_score"]:
