@@ -139,7 +139,8 @@ class PairBatches:
         world: number of processes.
 
     Raises:
-        UserError: fewer queries than one step needs, or a batch that cannot be shared out evenly.
+        UserError: fewer queries than one step needs, a batch that cannot be shared out evenly, or a teacher's
+            scores and no negatives.
     """
 
     def __init__(
@@ -154,6 +155,8 @@ class PairBatches:
         rank: int = 0,
         world: int = 1,
     ) -> None:
+        if not negatives and any(examples.negative_scores.lengths()):
+            raise UserError("--negatives 0 leaves a teacher nothing to compare", hint="--negatives 1 or more")
         self._order = _Order(len(examples), batch_size, seed, rank, world)
         self._examples, self._passages, self._encoder = examples, passages, encoder
         self._negatives, self._seed = negatives, seed

@@ -224,14 +224,14 @@ class _Join:
         if dropped:
             warn(f"{split}: kept {kept:,} of {kept + dropped:,} queries, dropped {dropped:,}: {self._reasons()}")
         for what, ids in (
-            ("judged queries are not in the query file", self._without_text),
-            ("judged positives are not in the corpus", self._absent_positives),
-            ("hard negatives are not in the corpus", self._absent_negatives),
+            ("judged queries that are not in the query file", self._without_text),
+            ("judged positives that are not in the corpus", self._absent_positives),
+            ("hard negatives that are not in the corpus", self._absent_negatives),
         ):
             if ids:
-                warn(f"{split}: {len(ids):,} {what} and are left out, such as {sample(ids)}")
+                warn(f"{split}: left out {len(ids):,} {what} ({sample(ids)})")
         if self._contradicted:
-            warn(f"{self._contradicted:,} hard negatives are judged positives of their query and are left out")
+            warn(f"{split}: left out {self._contradicted:,} hard negatives that are judged positives of their query")
 
     def _in_corpus(self, passages: Iterable[str], absent: dict[str, None]) -> tuple[str, ...]:
         here = []
@@ -247,7 +247,7 @@ class _Join:
         self._unusable.setdefault(why, []).append(query.id)
 
     def _reasons(self) -> str:
-        return "; ".join(f"{len(ids):,} {why}: {sample(ids, _SHOWN)}" for why, ids in self._unusable.items())
+        return ", ".join(f"{len(ids):,} {why} ({sample(ids, _SHOWN)})" for why, ids in self._unusable.items())
 
 
 def read_pairs(collection: Collection, split: str) -> list[ScoredPair]:

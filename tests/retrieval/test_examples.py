@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_queries_without_a_positive_are_refused_and_named(make: Any) -> None:
         read_examples(make(qrels, queries=9), "train")
     assert str(caught.value).endswith(
         "7 of 9 queries of split 'train' cannot be trained on: "
-        "7 without a positive: 'q2', 'q3', 'q4', 'q5', 'q6', ... (--drop_empty leaves them out)"
+        "7 without a positive ('q2', 'q3', 'q4', 'q5', 'q6', ...) (--drop_empty leaves them out)"
     )
 
 
@@ -90,11 +91,8 @@ def test_dropped_queries_are_counted_by_reason(make: Any, capsys: pytest.Capture
     with pytest.raises(UserError, match="2 of 5 queries of split 'train' cannot be trained on"):
         read_examples(collection, "train")
     assert read_examples(collection, "train", drop_empty=True).query_ids == ["q0", "q1", "q2"]
-    told = capsys.readouterr().err
-    assert (
-        "train: kept 3 of 5 queries, dropped 2: 1 without a positive: 'q3'; 1 with no positive in the corpus: 'q4'"
-        in told
-    )
+    reasons = "1 without a positive ('q3'), 1 with no positive in the corpus ('q4')"
+    assert f"warning: train: kept 3 of 5 queries, dropped 2: {reasons}\n" in capsys.readouterr().err
 
 
 def test_nothing_left_is_refused_whatever_is_asked(make: Any) -> None:
@@ -107,15 +105,13 @@ def test_positives_outside_the_corpus_are_counted(make: Any, capsys: pytest.Capt
     """Cases B7, R13."""
     examples = read_examples(make({"q0": {"p0": 1, "d_gone": 1}, "q1": {"p1": 1}}), "train")
     assert [example.positives for example in examples] == [("p0",), ("p1",)]
-    assert (
-        "train: 1 judged positives are not in the corpus and are left out, such as 'd_gone'" in capsys.readouterr().err
-    )
+    assert "train: left out 1 judged positives that are not in the corpus ('d_gone')" in capsys.readouterr().err
 
 
 def test_judged_queries_without_a_text_are_counted(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Case B8."""
     assert len(read_examples(make(good(3), queries=2), "train")) == 2
-    assert "train: 1 judged queries are not in the query file and are left out, such as 'q2'" in capsys.readouterr().err
+    assert "train: left out 1 judged queries that are not in the query file ('q2')" in capsys.readouterr().err
 
 
 def test_a_query_id_with_two_texts_is_refused(make: Any, tmp_path: Path) -> None:
@@ -137,8 +133,8 @@ def test_negatives_that_cannot_be_used_are_counted(make: Any, capsys: pytest.Cap
     collection = make(good(2), negatives={"q0": ["p0", "p5", "gone"], "q1": ["gone", "lost"]})
     assert [example.negatives for example in read_examples(collection, "train", with_negatives=True)] == [("p5",), ()]
     told = capsys.readouterr().err
-    assert "warning: 1 hard negatives are judged positives of their query and are left out" in told
-    assert "train: 2 hard negatives are not in the corpus and are left out, such as 'gone', 'lost'" in told
+    assert "train: left out 1 hard negatives that are judged positives of their query" in told
+    assert "train: left out 2 hard negatives that are not in the corpus ('gone', 'lost')" in told
 
 
 def test_negatives_of_another_corpus_are_refused(make: Any) -> None:
@@ -151,9 +147,9 @@ def test_a_teacher_scores_positives_and_all_other_passages(make: Any, capsys: py
     collection = make(good(4), scores=scores, negatives={"q0": ["p6"]})
     examples = read_examples(collection, "train", with_negatives=True, with_scores=True, drop_empty=True)
     assert list(examples) == [Example("q0", "query 0", ("p0",), ("p7", "p8"), (9.25,), (1.5, -3.0))]
-    reason = "3 without a score of a positive and of another passage: 'q1', 'q2', 'q3'"
+    reason = "3 without a score of a positive and of another passage ('q1', 'q2', 'q3')"
     assert f"train: kept 1 of 4 queries, dropped 3: {reason}" in capsys.readouterr().err
-    with pytest.raises(UserError, match=f"3 of 4 .*{reason}"):
+    with pytest.raises(UserError, match=re.escape(reason)):
         read_examples(collection, "train", with_scores=True)
 
 
