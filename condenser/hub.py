@@ -39,7 +39,8 @@ def local_folder(name: str | Path, *, also: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.txt", "*.model", "*.safetensors", *([also] if also else [])]
+    # The last are the small layers of sentence-transformers, for `convert`: it opens them, nobody else does.
+    wanted = ["*.json", "*.txt", "*.model", "*.safetensors", "[0-9]_*/*.bin", *([also] if also else [])]
     try:
         cached = Path(snapshot_download(text, allow_patterns=wanted, local_files_only=True))
         if also is None or any(cached.glob("*.safetensors")) or any(cached.glob(also)):

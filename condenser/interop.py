@@ -63,7 +63,7 @@ def convert(options: ConvertOptions) -> Path:
             pickles[0],
             "as plain tensors: no code in it is run",
         )
-    inputs = {file.name: sha256_file(file)[:16] for file in files}
+    inputs = {file.relative_to(folder).as_posix(): sha256_file(file)[:16] for file in files}
     workspace = Workspace(options.output, "pretrained", config=result_config(options), inputs=inputs)
     with workspace:
         if workspace.done:
@@ -84,8 +84,9 @@ def _files_to_read(folder: Path, options: ConvertOptions) -> list[Path]:
     if options.to:
         own = [folder / name for name in (WEIGHTS, SETTINGS_FILE, HEAD_FILE)]
         return [folder / CONFIG, *(file for file in own if file.is_file())]
+    modules = _pickled_modules(folder) if options.from_ == "transformers" else []
     if (folder / WEIGHTS).is_file():
-        if options.from_ == "transformers":
+        if options.from_ == "transformers" and not modules:
             raise UserError(f"has {WEIGHTS} already; there is nothing to convert", folder)
         weights = [folder / WEIGHTS]
     elif (folder / PICKLED_INDEX).is_file():
@@ -95,7 +96,7 @@ def _files_to_read(folder: Path, options: ConvertOptions) -> list[Path]:
     else:
         raise UserError(f"no weights here, expected {PICKLED_WEIGHTS} or {WEIGHTS}", folder)
     if options.from_ == "transformers":
-        return [folder / CONFIG, *weights]
+        return [folder / CONFIG, *weights, *modules]
     head = folder / REFERENCE_HEAD
     if not head.is_file():
         raise UserError(
@@ -104,6 +105,12 @@ def _files_to_read(folder: Path, options: ConvertOptions) -> list[Path]:
             "weights without a head: --from transformers",
         )
     return [folder / CONFIG, *weights, head]
+
+
+def _pickled_modules(folder: Path) -> list[Path]:
+    """Return the weights of sentence-transformers' modules, such as ``2_Dense``, that are there only as ``.bin``."""
+    files = sorted(folder.glob(f"[0-9]_*/{PICKLED_WEIGHTS}"))
+    return [file for file in files if not (file.parent / WEIGHTS).is_file()]
 
 
 def read_tensors(files: list[Path]) -> dict[str, Tensor]:
@@ -186,17 +193,27 @@ def _to_reference(folder: Path, output: Path) -> dict[str, object]:
 
 
 def _from_transformers(folder: Path, files: list[Path], output: Path) -> dict[str, object]:
-    tensors = read_tensors(files[1:])
+    own = [file for file in files[1:] if file.parent == folder]
+    count = _to_safetensors(read_tensors(own), output / WEIGHTS)
+    for file in files[1 + len(own) :]:
+        place = output / file.parent.name / WEIGHTS
+        place.parent.mkdir(exist_ok=True)
+        count += _to_safetensors(read_tensors([file]), place)
+    shutil.copyfile(folder / CONFIG, output / CONFIG)
+    _copy_texts(folder, output)
+    say(f"{folder}: {count:,} tensors written as {WEIGHTS}")
+    return {}
+
+
+def _to_safetensors(tensors: dict[str, Tensor], file: Path) -> int:
+    """Write tensors and return their number."""
     # Tied weights are one tensor under two names in a pickle; safetensors keeps one, and transformers ties them again.
     first_names: dict[tuple[object, ...], str] = {}
     for name, value in tensors.items():
         first_names.setdefault((value.data_ptr(), value.shape, value.stride()), name)
     kept = {name: tensors[name].contiguous().clone() for name in first_names.values()}
-    save_file(kept, output / WEIGHTS, metadata={"format": "pt"})
-    shutil.copyfile(folder / CONFIG, output / CONFIG)
-    _copy_texts(folder, output)
-    say(f"{folder}: {len(kept):,} tensors written as {WEIGHTS}")
-    return {}
+    save_file(kept, file, metadata={"format": "pt"})
+    return len(kept)
 
 
 def _copy_texts(folder: Path, output: Path) -> None:

@@ -192,9 +192,13 @@ class PretrainOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions(Options):
-    """Weights from the reference Condenser code or from .bin files, and back to the reference."""
+    """Weights from the reference Condenser code or from .bin files, and back to the reference; two encoders to one."""
 
-    model: str = source("folder to read; with --from transformers also a hub name")
+    model: str = source("folder or hub name to read")
+    passages: str | None = source(
+        "encoder of the passages (folder or hub name), to make one with MODEL as the tower of the queries",
+        default=None,
+    )
     from_: Literal["reference", "transformers"] | None = option(
         None, "what wrote it: the reference Condenser code (with model.pt), or transformers (weights as .bin)"
     )

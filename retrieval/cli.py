@@ -53,7 +53,7 @@ VERBS: dict[str, Verb] = {
     "convert": Verb(
         "weights from and to other toolkits",
         "condenser.options:ConvertOptions",
-        "condenser.interop:convert",
+        "retrieval.convert:convert_or_join",
         positional=("model",),
     ),
     "finetune": Verb("train a bi-encoder", "retrieval.options:FinetuneOptions", "retrieval.finetune:finetune"),

@@ -146,9 +146,9 @@ class Encoder(nn.Module):
         check_same("pooling", ours.pooling, theirs.pooling, queries.source)
         check_same("normalize", ours.normalize, theirs.normalize, queries.source)
         config = replace(theirs, untied=True, query_prompt=ours.query_prompt, query_max_length=ours.query_max_length)
-        own = queries.tower("query")
-        towers = {"query_model": own.model, "head": passages.head, "query_head": own.head}
-        return cls(passages.model, passages.tokenizer, config, **towers).eval().to(passages.device)
+        model, tokenizer, head = queries.tower("query")
+        joined = cls(passages.model, tokenizer, config, query_model=model, head=passages.head, query_head=head)
+        return joined.eval().to(passages.device)
 
     @property
     def dimension(self) -> int:
@@ -251,7 +251,9 @@ class Encoder(nn.Module):
             return_attention_mask=False,
             return_token_type_ids=False,
         )
-        return encoded["input_ids"], sum(1 for one in encoded.encodings if one.overflowing)
+        # A tokenizer without special tokens makes nothing of an empty text; the model needs one token at least.
+        blank = [self.tokenizer.pad_token_id or 0]
+        return [ids or blank for ids in encoded["input_ids"]], sum(1 for one in encoded.encodings if one.overflowing)
 
     def max_length(self, kind: Kind) -> int:
         """Return the limit of one kind of text in tokens, the special ones included."""

@@ -28,6 +28,8 @@ from retrieval.encoder_files import (
 
 # The names that transformers gives the towers of DPR: class, and where the encoder is in it.
 _DPR_TOWERS = {"DPRQuestionEncoder": "question_encoder", "DPRContextEncoder": "ctx_encoder"}
+# What older transformers stored beside the weights, though it can be counted.
+_BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 _BERT_SETTINGS = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
     "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps pad_token_id"
@@ -96,6 +98,18 @@ def load_tower(folder: Path) -> Tower:
         except Exception as error:  # what the libraries raise depends on where a file goes wrong
             raise UserError(f"cannot be loaded: {first_line(error)}", folder) from None
     check_shapes(info["mismatched_keys"], folder)
+    _check_keys(model, info, folder)
+    if not tokenizer.is_fast:
+        raise UserError("tokenizer has no fast version (tokenizer.json)", folder)
+    dense = dense_folder(folder)
+    return Tower(model, tokenizer, head if dense is None else _load_dense(dense, model.config.hidden_size))
+
+
+def _check_keys(model: Any, info: dict[str, Any], folder: Path) -> None:
+    """Refuse weights that leave parts of the model at random, or that hold parts it does not have.
+
+    Heads and poolers may be there: an encoder has no use for them.
+    """
     missing = sorted(info["missing_keys"])
     if missing:
         raise UserError(
@@ -103,10 +117,15 @@ def load_tower(folder: Path) -> Tower:
             folder,
             "they are of another architecture than config.json says",
         )
-    if not tokenizer.is_fast:
-        raise UserError("tokenizer has no fast version (tokenizer.json)", folder)
-    dense = dense_folder(folder)
-    return Tower(model, tokenizer, head if dense is None else _load_dense(dense, model.config.hidden_size))
+    parts = {name for name, _ in model.named_children()}
+    names = sorted(key.removeprefix(f"{model.base_model_prefix}.") for key in info["unexpected_keys"])
+    unknown = [name for name in names if name.split(".")[0] in parts and name.rsplit(".", 1)[-1] not in _BUFFERS]
+    if unknown:
+        raise UserError(
+            f"weights have {len(unknown)} tensors that the model has no place for, first {unknown[0]!r}",
+            folder,
+            "they are of another architecture than config.json says",
+        )
 
 
 def save_tower(folder: Path, tower: Tower, config: EncoderConfig, *, max_length: int) -> None:
@@ -182,7 +201,9 @@ def _load_dpr(folder: Path, settings: dict[str, Any]) -> tuple[Any, nn.Linear | 
             folder / CONFIG,
         )
     whole, info = getattr(transformers, named[0]).from_pretrained(folder, **settings)
-    tower = getattr(whole, _DPR_TOWERS[named[0]])
+    place = _DPR_TOWERS[named[0]]
+    tower = getattr(whole, place)
+    info["unexpected_keys"] = {key.removeprefix(f"{place}.bert_model.") for key in info["unexpected_keys"]}
     settings_of_bert = {name: getattr(whole.config, name) for name in _BERT_SETTINGS}
     model = transformers.BertModel(transformers.BertConfig(**settings_of_bert), add_pooling_layer=False)
     model.load_state_dict(tower.bert_model.state_dict())
