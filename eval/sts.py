@@ -12,9 +12,9 @@ import numpy as np
 from condenser.errors import UserError, sample
 from condenser.files import read_lines, read_records
 
-_FIRST = ("sentence1", "source1", "sentence_a", "text1")
-_SECOND = ("sentence2", "source2", "sentence_b", "text2")
-_SCORE = ("score", "label", "similarity", "relatedness_score")
+FIRST_NAMES = ("sentence1", "source1", "sentence_a", "text1")
+SECOND_NAMES = ("sentence2", "source2", "sentence_b", "text2")
+SCORE_NAMES = ("score", "label", "similarity", "relatedness_score")
 
 
 class Pair(NamedTuple):
@@ -60,7 +60,7 @@ def _json_pairs(path: str | Path) -> list[Pair]:
     for number, record in read_records(path):
         where = f"{path}:{number}"
         names = {name.lower(): name for name in record}
-        first, second, score = (record[names[_find(names, known, where)]] for known in (_FIRST, _SECOND, _SCORE))
+        first, second, score = (record[names[_find(names, known, where)]] for known in (FIRST_NAMES, SECOND_NAMES, SCORE_NAMES))
         pairs.append(_pair(first, second, score, where))
     return pairs
 
@@ -87,8 +87,8 @@ def _tsv_pairs(path: str | Path) -> list[Pair]:
 def _columns(cells: list[str], where: str) -> tuple[tuple[int, int, int], bool]:
     """Return where the two sentences and the score stand, and whether this line only names them."""
     names = [cell.strip().lower() for cell in cells]
-    if any(name in names for name in _FIRST):
-        first, second, score = (names.index(_find(names, known, where)) for known in (_FIRST, _SECOND, _SCORE))
+    if any(name in names for name in FIRST_NAMES):
+        first, second, score = (names.index(_find(names, known, where)) for known in (FIRST_NAMES, SECOND_NAMES, SCORE_NAMES))
         return (first, second, score), True
     if len(cells) == 3:
         return (0, 1, 2), False

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from condenser.errors import UserError, nearest
 from condenser.files import dump_json, read_json
+from retrieval.formats import folders, inline
 from retrieval.formats.base import Collection
-from retrieval.formats.beir import open_beir
-from retrieval.options import DataOptions
+from retrieval.formats.detect import detect
+from retrieval.formats.irds import PREFIX, IrDatasetsCollection
+from retrieval.options import DataOptions, Format
 
 __all__ = ["Collection", "list_collections", "open_collection"]
 
@@ -17,28 +19,59 @@ _EMBEDDED = Path(__file__).parent / "data"
 
 
 def open_collection(name_or_path: str | Path, format: str = "auto", *, skip_bad: bool = False) -> Collection:
-    """Open an embedded collection by name, or a folder or file in one of the known formats (docs/formats.md).
+    """Open a folder or file in a known format (docs/formats.md), an embedded collection, or a data set by name.
 
     A bare word that is an embedded name means that collection; write ``./medquad`` for a folder of that name.
 
     Args:
-        name_or_path: the name or path.
+        name_or_path: folder, file, embedded name, ``irds:ID`` or ``NAME?query=COLUMN&positive=COLUMN``.
         format: one of `retrieval.options.Format`; auto looks at names and at the first record.
         skip_bad: pass over, and count, lines that cannot be read, unless a later call says otherwise.
 
     Raises:
-        UserError: neither a folder nor a known name (the nearest is named), or what the folder lacks.
+        UserError: nothing of this name (the nearest is named), a format that cannot be told (those there are are
+            named), or what the folder or file lacks.
     """
-    wanted = str(name_or_path)
+    wanted, formats = str(name_or_path), get_args(Format)
+    if format not in formats:
+        close = nearest(format, formats)
+        hint = f"did you mean {close}?" if close else f"formats: {', '.join(formats)}"
+        raise UserError(f"unknown format {format!r}", hint=hint)
     known = _embedded_names()
-    if wanted in known:
-        return open_beir(_EMBEDDED / wanted, wanted, skip_bad=skip_bad)
-    folder = Path(name_or_path)
-    if not folder.is_dir():
-        close = nearest(wanted, known)
-        hint = f"did you mean {close}?" if close else f"embedded collections: {', '.join(known)}"
-        raise UserError(f"{wanted!r} is neither a folder nor an embedded collection", hint=hint)
-    return open_beir(folder, folder.resolve().name, skip_bad=skip_bad)
+    if wanted in known and format in ("auto", "beir"):
+        return folders.open_beir(_EMBEDDED / wanted, wanted, skip_bad=skip_bad)
+    if format == "ir_datasets" or (format == "auto" and wanted.startswith(PREFIX)):
+        return IrDatasetsCollection(wanted, skip_bad=skip_bad)
+    path = Path(name_or_path)
+    if format == "datasets" or (format == "auto" and "?" in wanted and not path.exists()):
+        return _open_dataset(wanted, skip_bad)
+    if not path.exists():
+        raise UserError(f"{wanted!r} is no folder, no file and no embedded collection", hint=_advice(path, known))
+    format = detect(path) if format == "auto" else format
+    name = path.resolve().name
+    if format == "datasets":
+        return _open_dataset(wanted, skip_bad)
+    if format in ("beir", "pyserini") or (format == "msmarco" and not inline.is_top1000(path)):
+        opener = {"beir": folders.open_beir, "msmarco": folders.open_msmarco, "pyserini": folders.open_pyserini}[format]
+        return opener(path, name, skip_bad=skip_bad)
+    return inline.open_training(path, name, format, skip_bad=skip_bad)
+
+
+def _open_dataset(name: str, skip_bad: bool) -> Collection:
+    # Imported here, because it is seldom wanted.
+    from retrieval.formats.huggingface import open_dataset
+
+    return open_dataset(name, skip_bad=skip_bad)
+
+
+def _advice(path: Path, known: list[str]) -> str:
+    beside = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = nearest(str(path), [*known, *beside])
+    if close:
+        return f"did you mean {close}?"
+    if len(path.parts) == 2 and not path.parent.is_dir():
+        return "for a data set of the Hugging Face hub: --format datasets"
+    return f"embedded collections: {', '.join(known)}"
 
 
 def _embedded_names() -> list[str]:

@@ -48,7 +48,12 @@ def read_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[Passa
 
 def passage_file(path: str | Path) -> PassageFile:
     """Open the file that `read_passages` reads in a way that lets its passages be found again."""
-    return RecordFile(open_source(path), lambda: _parser(Path(path), passage_of, _PASSAGE_COLUMNS))
+    return RecordFile(open_source(path), lambda: passage_parser(path))
+
+
+def passage_parser(path: str | Path) -> Callable[[Any, str], Sequence[Passage]]:
+    """Return what turns a line of a file, or an object in it, and its ``file:line`` into a passage."""
+    return _parser(Path(path), passage_of, _PASSAGE_COLUMNS)
 
 
 def read_queries(path: str | Path, *, skip_bad: bool = False) -> Iterator[Query]:
@@ -57,7 +62,7 @@ def read_queries(path: str | Path, *, skip_bad: bool = False) -> Iterator[Query]
     JSON lines hold an id (``_id``, ``qid``, ``query_id`` or ``id``), a text (``text`` or ``query``) and maybe
     ``answers``, a list of strings. TSV lines hold id and text. All else is as in `read_passages`.
     """
-    file = RecordFile(open_source(path), lambda: _parser(Path(path), _query, _QUERY_COLUMNS))
+    file = RecordFile(open_source(path), lambda: _parser(Path(path), query_of, _QUERY_COLUMNS))
     return read_unique([file], "query", skip_bad=skip_bad)
 
 
@@ -91,9 +96,14 @@ def read_unique(files: Sequence[RecordFile[Record]], kind: str, *, skip_bad: boo
     if not len(first_lines):
         what = f"no {kind} in this file" if len(files) == 1 else f"no {kind} in {len(files):,} files, the first"
         raise UserError(what + (f"; {skipped[0]}" if skipped else ""), places[0])
+    warn_of_skipped(skipped, places[0])
+
+
+def warn_of_skipped(skipped: Sequence[UserError], place: str | Path) -> None:
+    """Say how many lines were passed over, and why the first was."""
     if skipped:
         lines = "1 line" if len(skipped) == 1 else f"{len(skipped):,} lines"
-        warn(f"{places[0]}: {lines} skipped, first {skipped[0]}")
+        warn(f"{place}: {lines} skipped, first {skipped[0]}")
 
 
 def _parser(
@@ -103,7 +113,7 @@ def _parser(
         return lambda raw, where: (make(parse_record(raw, where) if isinstance(raw, str) else raw, where),)
     if plain_suffix(path) not in _TSV_SUFFIXES:
         raise UserError("unknown kind of file", path, "expected .jsonl or .tsv, each also with .gz or .zst")
-    columns = _TsvParser(layouts)
+    columns = Columns(layouts)
 
     def parse(line: str, where: str) -> Sequence[Record]:
         fields = columns(line, where)
@@ -112,11 +122,16 @@ def _parser(
     return parse
 
 
-class _TsvParser:
-    """Splits lines into named columns; the first line decides how many there are and may name them."""
+class Columns:
+    """Splits lines at tabs into named columns; the first line decides how many there are and may name them.
 
-    def __init__(self, layouts: tuple[tuple[str, ...], ...]) -> None:
-        self._layouts = layouts
+    Args:
+        layouts: the names of the columns, for each number of columns that may be.
+        names: what else columns may be called; a first line of such names alone gives the names.
+    """
+
+    def __init__(self, layouts: tuple[tuple[str, ...], ...], names: frozenset[str] = frozenset()) -> None:
+        self._layouts, self._names = layouts, names
         self._columns: tuple[str, ...] | None = None
 
     def __call__(self, line: str, where: str) -> Fields | None:
@@ -126,6 +141,9 @@ class _TsvParser:
             header = tuple("_id" if cell == "id" else cell for cell in cells)
             if any(sorted(header) == sorted(layout) for layout in self._layouts):
                 self._columns = header
+                return None
+            if len(cells) > 1 and self._names.issuperset(lowered := [cell.strip().lower() for cell in cells]):
+                self._columns = tuple(lowered)
                 return None
         layouts = (self._columns,) if self._columns else self._layouts
         columns = next((layout for layout in layouts if len(layout) == len(cells)), None)
@@ -144,7 +162,8 @@ def passage_of(fields: Fields, where: str) -> Passage:
     return Passage(_id(fields, _PASSAGE_IDS, where), title, text)
 
 
-def _query(fields: Fields, where: str) -> Query:
+def query_of(fields: Fields, where: str) -> Query:
+    """Return the query that a record's fields name."""
     answers = fields.get("answers") or []
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
         raise UserError(f"answers is {answers!r}, expected a list of strings", where)
@@ -169,4 +188,9 @@ def _text(fields: Fields, name: str, where: str) -> str:
     value = fields[name]
     if not isinstance(value, str):
         raise UserError(f"{name} is {value!r}, expected a string", where)
-    return value.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
+    return one_line(value)
+
+
+def one_line(text: str) -> str:
+    """Return a text with blanks for its line breaks."""
+    return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ") if "\n" in text or "\r" in text else text

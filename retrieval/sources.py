@@ -51,13 +51,13 @@ class RecordFile(Generic[Record]):
 
     def __init__(self, source: Source, make_parser: Callable[[], Callable[[Any, str], Sequence[Record]]]) -> None:
         self.source = source
-        self._make_parser = make_parser
+        self.make_parser = make_parser
         self._parse = make_parser()
 
     def scan(self, on_bad: OnBad = refuse) -> Iterator[tuple[int, str, Sequence[Record]]]:
         """Yield (position, ``file:line``, records); ``on_bad`` is told of what cannot be read."""
         # A parser may learn from the first line which column is which, and `read` needs what it learned.
-        parse = self._parse = self._make_parser()
+        parse = self._parse = self.make_parser()
         for position, where, raw in self.source.scan(on_bad):
             try:
                 records = parse(raw, where)
@@ -118,6 +118,10 @@ class _MappedFile:
             unpack(self.path, copy)
             copy.flush()
             return mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def hold(self) -> None:
+        """Map the file now; its name may go then."""
+        _ = self._bytes
 
     def where(self, position: int) -> str:
         """Return ``file:line`` of a position."""

@@ -27,13 +27,17 @@ class Collection(ABC):
         folder: where messages point.
         format: the format it was opened as.
         skip_bad: pass over, and count, lines that cannot be read, unless a call says otherwise.
+        identity: what stands for the data in fingerprints when they do not lie in files of the user's.
     """
 
-    def __init__(self, name: str, folder: Path, format: str, *, skip_bad: bool = False) -> None:
+    def __init__(
+        self, name: str, folder: Path, format: str, *, skip_bad: bool = False, identity: str | None = None
+    ) -> None:
         self.name = name
         self.folder = folder
         self.format = format
         self.skip_bad = skip_bad
+        self.identity = identity
         self._store: PassageStore | None = None
 
     @abstractmethod
@@ -81,8 +85,8 @@ class Collection(ABC):
 
     @property
     def corpus_file(self) -> Path:
-        """The (first) file in which the passages stand."""
-        return self.corpus_files()[0]
+        """The (first) file in which the passages stand, or the folder where there is none."""
+        return next(iter(self.corpus_files()), self.folder)
 
     def lookup(self) -> PassageStore:
         """Return all passages by id, without their texts in memory; built at the first call."""
@@ -92,7 +96,7 @@ class Collection(ABC):
 
     def fingerprint(self) -> str:
         """Return a short digest over the bytes of the collection's files."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256((self.identity or "").encode())
         for file in sorted(self.files()):
             name = file.relative_to(self.folder).as_posix() if file.is_relative_to(self.folder) else file.name
             digest.update(f"{name}\0{sha256_file(file)}\n".encode())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from condenser.errors import UserError, sample
-from condenser.talk import warn
+from condenser.errors import UserError
+from condenser.files import refuse
 from retrieval.formats.base import Collection, Negatives, Qrels, Scores, only_judged
+from retrieval.formats.negatives import read_negatives, read_scores
 from retrieval.passages import PassageFile, PassageStore
-from retrieval.readers import read_queries, read_unique
+from retrieval.readers import read_queries, read_unique, warn_of_skipped
 from retrieval.records import Passage, Query, ScoredPair
 
 
@@ -23,7 +24,7 @@ class Layout:
         corpus_paths: their names.
         queries: files of queries by split; a file for all splits stands under "".
         qrels: files of judgements by split.
-        negatives: for a split, its files of hard negatives and what reads them.
+        negatives: files of hard negatives by split.
         scores: files of a teacher's scores by split.
         no_queries: what to say when there is no file of queries.
         qrels_place: where messages about a missing split point.
@@ -33,7 +34,7 @@ class Layout:
     corpus_paths: Sequence[Path]
     queries: Mapping[str, Path] = field(default_factory=dict)
     qrels: Mapping[str, Path] = field(default_factory=dict)
-    negatives: Mapping[str, tuple[Sequence[Path], Callable[[Qrels], Negatives]]] = field(default_factory=dict)
+    negatives: Mapping[str, Path] = field(default_factory=dict)
     scores: Mapping[str, Path] = field(default_factory=dict)
     no_queries: str = "no file of queries in this collection"
     qrels_place: Path | None = None
@@ -42,8 +43,17 @@ class Layout:
 class FileCollection(Collection):
     """A collection in files of its own for passages, queries and judgements, as a layout says."""
 
-    def __init__(self, name: str, folder: Path, format: str, layout: Layout, *, skip_bad: bool = False) -> None:
-        super().__init__(name, folder, format, skip_bad=skip_bad)
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        format: str,
+        layout: Layout,
+        *,
+        skip_bad: bool = False,
+        identity: str | None = None,
+    ) -> None:
+        super().__init__(name, folder, format, skip_bad=skip_bad, identity=identity)
         self.layout = layout
 
     def passages(self, *, skip_bad: bool | None = None) -> Iterator[Passage]:
@@ -59,8 +69,7 @@ class FileCollection(Collection):
         skip_bad = self.skip_bad if skip_bad is None else skip_bad
         paths = self.layout.queries
         if not paths:
-            here = sample(sorted(entry.name for entry in self.folder.iterdir()), 5) or "nothing"
-            raise UserError(f"{self.layout.no_queries}, found {here}", self.folder)
+            raise UserError(self.layout.no_queries, self.folder)
         if split is None:
             yield from _merged(list(paths.values()), skip_bad)
             return
@@ -84,7 +93,7 @@ class FileCollection(Collection):
         """Return a split's hard negatives as query id -> passage ids; empty when the collection has none."""
         if split not in self.layout.negatives:
             return {}
-        return self.layout.negatives[split][1](self.qrels(split) if split in self.layout.qrels else {})
+        return read_negatives(self.layout.negatives[split], self.qrels(split) if split in self.layout.qrels else {})
 
     def teacher_scores(self, split: str) -> Scores:
         """Return a teacher's scores as query id -> passage id -> score; empty when there are none."""
@@ -100,15 +109,14 @@ class FileCollection(Collection):
 
     def files(self) -> list[Path]:
         """Return all files of the collection."""
-        negatives = [file for files, _ in self.layout.negatives.values() for file in files]
-        some = [self.layout.queries, self.layout.qrels, self.layout.scores]
-        return [*dict.fromkeys([*self.layout.corpus_paths, *(file for of in some for file in of.values()), *negatives])]
+        layout = self.layout
+        by_split = (layout.queries, layout.qrels, layout.negatives, layout.scores)
+        return [*layout.corpus_paths, *(file for files in by_split for file in files.values())]
 
     def _make_store(self) -> PassageStore:
         skipped: list[UserError] = []
-        store = PassageStore(self.layout.corpus, **({"on_bad": skipped.append} if self.skip_bad else {}))
-        if skipped:
-            warn(f"{self.corpus_file}: {len(skipped):,} lines skipped, first {skipped[0]}")
+        store = PassageStore(self.layout.corpus, on_bad=skipped.append if self.skip_bad else refuse)
+        warn_of_skipped(skipped, self.corpus_file)
         return store
 
 
@@ -125,36 +133,3 @@ def _merged(paths: Sequence[Path], skip_bad: bool) -> Iterator[Query]:
                 raise UserError(f"query id {query.id!r} has another text in {first}", path)
             if first == path:
                 yield query
-
-
-def read_scores(path: Path) -> Scores:
-    """Read a teacher's scores: query, passage, score with tabs between, maybe under a line of column names.
-
-    Raises:
-        UserError: another number of columns, a score that is no number, a pair scored twice; with ``file:line``.
-    """
-    from condenser.files import read_lines
-
-    scores: Scores = {}
-    for number, line in read_lines(path):
-        cells = line.split("\t")
-        if not line.strip() or (number == 1 and cells[-1].lower() == "score"):
-            continue
-        where = f"{path}:{number}"
-        if len(cells) != 3 or "" in cells:
-            raise UserError(f"{len(cells)} columns, expected 3 (query, passage, score) with tabs between", where)
-        value = finite(cells[2], where)
-        if scores.setdefault(cells[0], {}).setdefault(cells[1], value) != value:
-            raise UserError(f"query {cells[0]!r} and passage {cells[1]!r} have two scores", where)
-    return scores
-
-
-def finite(value: object, where: str) -> float:
-    """Return a score as a float; UserError when it is no finite number."""
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = float("nan")
-    if isinstance(value, bool) or not abs(number) < float("inf"):
-        raise UserError(f"score is {value!r}, expected a finite number", where)
-    return number

@@ -85,10 +85,12 @@ def test_only_the_corpus_must_be_there(tmp_path: Path) -> None:
 
 
 def test_missing_corpus_says_what_is_there(tmp_path: Path) -> None:
-    (tmp_path / "passages.tsv").touch()
+    (tmp_path / "passages.csv").touch()
     with pytest.raises(
-        UserError, match=r"no corpus\.jsonl \(or \.gz, \.zst\) in this collection, found 'passages\.tsv'"
+        UserError, match=r"no corpus\.jsonl \(or \.gz, \.zst\) in this collection, found 'passages\.csv'"
     ):
+        open_collection(tmp_path, "beir")
+    with pytest.raises(UserError, match=r"no collection of a known format, found 'passages\.csv' .*--format"):
         open_collection(tmp_path)
 
 
@@ -110,7 +112,7 @@ def test_bad_negatives_name_their_line(folder: Path) -> None:
 )
 def test_unknown_name(name: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bm25", "--collection", name, "--output", "run.trec"]) == 2
-    line = f"condenser: error: '{name}' is neither a folder nor an embedded collection ({hint})\n"
+    line = f"condenser: error: '{name}' is no folder, no file and no embedded collection ({hint})\n"
     assert capsys.readouterr().err == line
 
 
