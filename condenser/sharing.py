@@ -67,8 +67,17 @@ class SharedWorkspace(Workspace):
     def withdrawn(self) -> dict[str, dict[str, Any]]:
         """Return the files, with bytes and sha256, of the finished folder that this was until one was damaged."""
         record = self.path / _WITHDRAWN
-        files: dict[str, dict[str, Any]] = read_json(record)["files"] if record.is_file() else {}
+        try:
+            files: dict[str, dict[str, Any]] = read_json(record)["files"]
+        except UserError:
+            if record.exists():
+                raise
+            return {}
         return files
+
+    def forget_withdrawn(self) -> None:
+        """Say that what `withdrawn` tells has been taken note of."""
+        (self.path / _WITHDRAWN).unlink(missing_ok=True)
 
     def commit(self, facts: Mapping[str, Any]) -> Path:
         """Publish the folder as `Workspace.commit` does, unless another has."""

@@ -27,7 +27,7 @@ from retrieval.vectors import Shard, ids_file, read_ids, refuse_strangers, shard
 Records = Iterator[Passage] | Iterator[Query]
 
 _UNITS = {"passage": "passages", "query": "queries"}
-_PUBLISHING = "publish"
+_ADOPTING, _PUBLISHING = "adopt", "publish"
 _LOOK_S = 0.3
 
 
@@ -74,7 +74,6 @@ class _Worker:
         self._refuse_strangers(self._total)
         place = workspace.scratch / "shards"
         self._seals = Seals(workspace.path, place, options.store)
-        self._seals.adopt(workspace.withdrawn())
         self._claims = Claims(place)
         # Imported here, because the checks above need no torch, which takes seconds to come.
         from retrieval.encoder import Encoder
@@ -91,13 +90,27 @@ class _Worker:
         """Return when the folder is finished, by this worker or another."""
         quiet = os.environ.get("RANK", "0") != "0"
         unit = _UNITS[self._options.kind]
-        with self._claims, Meter("encode", self._total, unit, start=self._count_done(), quiet=quiet) as meter:
+        with self._claims:
             try:
-                self._fill(meter)
+                self._adopt_withdrawn()
+                with Meter("encode", self._total, unit, start=self._count_done(), quiet=quiet) as meter:
+                    self._fill(meter)
             except FileNotFoundError:
                 # Another worker may have published: then the folder was renamed under our hands.
                 if not self._workspace.published():
                     raise
+
+    def _adopt_withdrawn(self) -> None:
+        """Take over the shards of a finished folder that was damaged; once, for a seal broken later must not return."""
+        while self._workspace.withdrawn():
+            if not self._claims.take(_ADOPTING):
+                time.sleep(_LOOK_S)
+                continue
+            try:
+                self._seals.adopt(self._workspace.withdrawn())
+                self._workspace.forget_withdrawn()
+            finally:
+                self._claims.release(_ADOPTING)
 
     def _fill(self, meter: Meter) -> None:
         shards = self._make_shards(meter)
@@ -121,6 +134,7 @@ class _Worker:
                 continue
             try:
                 if not self._seals.holds(number):  # else it was finished just before it was claimed
+                    self._seals.break_seal(number)
                     meter.done = self._count_done()
                     self._make_shard(number, records, meter)
             finally:

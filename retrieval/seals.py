@@ -30,15 +30,18 @@ class Seals:
         """Seal what a manifest describes, whether it is still so or not: `damaged` will tell."""
         number = 0
         while all(name in files for name in shard_files(number, self._store)):
-            if not self._file(number).exists():
-                self._write(number, {name: files[name] for name in shard_files(number, self._store)})
+            write_json(self._file(number), {name: files[name] for name in shard_files(number, self._store)})
             number += 1
 
     def seal(self, number: int) -> None:
         """Declare that a shard is whole as it lies there."""
         files = {name: describe_file(self._folder / name) for name in shard_files(number, self._store)}
-        self._write(number, files)
+        write_json(self._file(number), files)
         fault_point("shard-sealed")
+
+    def break_seal(self, number: int) -> None:
+        """Declare that a shard is being made, or has to be."""
+        self._file(number).unlink(missing_ok=True)
 
     def holds(self, number: int) -> bool:
         """Tell whether a shard is done: it has a seal and files of those sizes."""
@@ -50,7 +53,7 @@ class Seals:
         for number in range(count):
             error = self._damage(number, verify=True)
             if error is not None:
-                self._file(number).unlink(missing_ok=True)
+                self.break_seal(number)
                 found[number] = error
         return found
 
@@ -60,9 +63,6 @@ class Seals:
 
     def _file(self, number: int) -> Path:
         return self._place / f"{number:05d}.done"
-
-    def _write(self, number: int, files: dict[str, Any]) -> None:
-        write_json(self._file(number), files)
 
     def _damage(self, number: int, *, verify: bool) -> UserError | None:
         try:
