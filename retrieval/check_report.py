@@ -71,12 +71,11 @@ def report(
 
 
 def _split_table(splits: Mapping[str, Mapping[str, int]]) -> Table:
-    rows = []
-    for name, counts in splits.items():
-        queries = max(1, counts["queries"])
-        rates = (f"{counts[kind] / queries:.2f}" for kind in ("positives", "negatives"))
-        rows.append([name, *(f"{counts[kind]:,}" for kind in ("queries", "judged_pairs", "positives")), *rates])
-    return Table(["split", "queries", "judged pairs", "positives", "per query", "negatives per query"], rows)
+    """Lay out the counts; what no split has gets no column, but for queries and judged pairs."""
+    kinds = ["queries", "judged_pairs", "positives", "negatives", "teacher_scores", "scored_pairs"]
+    shown = [kind for kind in kinds if kind in kinds[:2] or any(counts[kind] for counts in splits.values())]
+    rows = [[name, *(f"{counts[kind]:,}" for kind in shown)] for name, counts in splits.items()]
+    return Table(["split", *(kind.replace("_", " ") for kind in shown)], rows)
 
 
 def _length_table(lengths: Mapping[str, Lengths], unit: str) -> Table:

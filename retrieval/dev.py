@@ -12,6 +12,7 @@ from condenser.errors import RunFailed, UserError, sample
 from condenser.talk import warn
 from eval.evaluation import evaluate
 from eval.runs import RunArrays
+from eval.sts import correlate
 from retrieval.collections import Collection
 from retrieval.records import Passage
 
@@ -49,15 +50,16 @@ class DevSearch:
         if len(self._queries) < len(qrels):
             warn(f"{len(qrels) - len(self._queries):,} queries of {split} have no positive or no text and are left out")
         self._passages: list[Passage] | None = None
-        ids = [passage.id for passage in collection.passages()]
+        store = collection.lookup()
+        ids = list(store)
         positives = {passage for grades in self._qrels.values() for passage, grade in grades.items() if grade > 0}
         absent = sorted(positives.difference(ids))
         if absent:
             warn(f"{len(absent):,} positives of {split} are not in the corpus and count as not found: {sample(absent)}")
         if pool and pool < len(ids):
             chosen = _sample(ids, positives, pool, seed)
-            self._passages = [passage for passage in collection.passages() if passage.id in chosen]
-            ids = [passage.id for passage in self._passages]
+            ids = [passage_id for passage_id in ids if passage_id in chosen]
+            self._passages = [store[passage_id] for passage_id in ids]
         self._prefix = "dev" if self._passages is None else "dev_pool"
         by_id = sorted(range(len(ids)), key=ids.__getitem__)  # code points and UTF-8 bytes sort alike
         self._sorted_ids = [ids[row] for row in by_id]
@@ -101,6 +103,33 @@ class DevSearch:
         passages = iter(self._collection.passages() if self._passages is None else self._passages)
         while block := list(islice(passages, _PASSAGES_AT_ONCE)):
             yield block
+
+
+class DevPairs:
+    """The order of a split's scored pairs: Spearman's correlation with the cosines of their vectors.
+
+    Args:
+        collection: gives the pairs.
+        split: which.
+
+    Raises:
+        UserError: fewer than two pairs, or all of one score.
+    """
+
+    def __init__(self, collection: Collection, split: str) -> None:
+        self._pairs = collection.scored_pairs(split)
+        if len({pair.score for pair in self._pairs}) < 2:
+            raise UserError(
+                f"split {split!r} has {len(self._pairs):,} scored pairs and no two scores: nothing to correlate",
+                collection.folder,
+            )
+
+    def __call__(self, encoder: Encoder) -> dict[str, float]:
+        """Return Spearman's correlation; both texts are encoded as queries, as in training."""
+        first = _finite(encoder.encode_queries([pair.first for pair in self._pairs]))
+        second = _finite(encoder.encode_queries([pair.second for pair in self._pairs]))
+        result = correlate(first, second, [pair.score for pair in self._pairs])
+        return {"dev_spearman": result.spearman_cosine}
 
 
 def _sample(ids: Sequence[str], needed: set[str], size: int, seed: int) -> set[str]:

@@ -105,9 +105,10 @@ def test_a_sound_collection(tmp_path: Path) -> None:
             "1 of train negatives are positives of their query, and are left out, such as 'q1 p1'",
         ),
         (
-            {"negatives": {"q1": ["p3"], "q2": ["x"]}}, {}, "error", "missing_negatives", "train", 1,
+            {"negatives": {"q1": ["p3"], "q2": ["x"]}}, {}, "warning", "missing_negatives", "train", 1,
             "1 of train negatives are not in the corpus, such as 'x'",
         ),
+        ({"negatives": {"q1": ["y"], "q2": ["x"]}}, {}, "error", "missing_negatives", "train", 2, "such as 'x', 'y'"),
         (
             {"negatives": {"q1": ["p3", "p4", "p1"], "q2": ["p4"]}}, {"negatives": 3}, "warning", "few_negatives",
             "train", 2, "2 of train queries have fewer than 3 negatives, such as 'q1', 'q2'",
@@ -210,3 +211,29 @@ def test_memory_does_not_grow_with_the_texts(tmp_path: Path) -> None:
     assert report["passages"] == 100_006
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < 30e6
+
+
+def test_scored_pairs_have_findings_of_their_own(tmp_path: Path) -> None:
+    texts = {"train": ["a cat\ta dog\t1", " \tking\t1", "river\tbank\t1"], "dev": ["River\tbank\t0.5", "a\tb\t1"]}
+    for split, lines in texts.items():
+        header = "sentence1\tsentence2\tscore"
+        (tmp_path / f"{split}.tsv").write_text("\n".join([header, *lines]) + "\n")
+    report, error = look(tmp_path)
+    assert [report["splits"][split]["scored_pairs"] for split in ("train", "dev")] == [3, 2]
+    assert {one["kind"]: one["count"] for one in report["findings"]} == {
+        "one_score": 3, "blank_pairs": 1, "shared_queries": 1,
+    }  # fmt: skip
+    assert error is not None and "all 3 scored pairs of train have the score 1.0" in error
+    assert sum(one["count"] for one in report["lengths"]["queries"]["histogram"]) == 10
+
+
+def test_pairs_without_a_teachers_score_are_counted(tmp_path: Path) -> None:
+    lines = [
+        {"query": "q one", "positive": "p one", "negative": "n one", "scores": [3.0, 1.0]},
+        {"query": "q two", "positive": "p two", "negative": "n two"},
+    ]
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report, _ = look(file, format="triples")
+    (found,) = [one for one in report["findings"] if one["kind"] == "no_teacher_score"]
+    assert found["count"] == 2

@@ -13,7 +13,7 @@ from condenser.errors import RunFailed, UserError
 from eval.evaluation import evaluate
 from retrieval import dev
 from retrieval.collections import Collection, open_collection
-from retrieval.dev import DevSearch
+from retrieval.dev import DevPairs, DevSearch
 from retrieval.encoder import Encoder
 
 TOPICS = ["cat", "dog", "bird", "river", "bank", "king", "queen", "fever", "heart", "blood", "cell", "water"]
@@ -141,3 +141,28 @@ def test_vectors_that_are_not_numbers_end_in_one_line(collection: Collection, ti
         next(broken.model.encoder.layer.parameters()).fill_(torch.nan)
     with pytest.raises(RunFailed, match="vectors that are not numbers"):
         DevSearch(collection, "dev", pool=0, seed=1)(broken)
+
+
+def write_pairs(path: Path, pairs: list[tuple[str, str, float]]) -> Collection:
+    lines = [json.dumps({"sentence1": one, "sentence2": two, "score": score}) + "\n" for one, two, score in pairs]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(lines))
+    return open_collection(path)
+
+
+def test_scored_pairs_are_judged_by_spearman(tmp_path: Path, encoder: Encoder) -> None:
+    """As scipy ranks the cosines, both texts encoded as queries."""
+    from scipy.stats import spearmanr
+
+    pairs = [("the cat", "a cat", 4.5), ("the cat", "old river", 0.5), ("king", "queen", 3.0), ("dog", "blood", 0.5)]
+    collection = write_pairs(tmp_path / "dev.jsonl", pairs)
+    (split,) = collection.splits()
+    first, second = (encoder.encode_queries([pair[side] for pair in pairs]) for side in (0, 1))
+    expected = spearmanr((first * second).sum(axis=1), [score for _, _, score in pairs]).statistic
+    assert DevPairs(collection, split)(encoder) == {"dev_spearman": pytest.approx(expected)}
+
+
+def test_scored_pairs_of_one_score_are_refused_before_training(tmp_path: Path) -> None:
+    collection = write_pairs(tmp_path / "dev.jsonl", [("a", "b", 1.0), ("c", "d", 1.0)])
+    with pytest.raises(UserError, match="has 2 scored pairs and no two scores: nothing to correlate"):
+        DevPairs(collection, *collection.splits())
