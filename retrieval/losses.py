@@ -7,7 +7,6 @@ and all are means over the queries of all processes: each query weighs the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,9 +43,8 @@ def loss_named(
     Raises:
         UserError: no loss of this name; when called, scores that the batch does not have.
     """
-
-    def softmax(queries: Tensor, passages: Tensor, batch: PairBatch) -> Tensor:
-        return shared_in_batch_softmax(
+    losses: dict[str, LossOf] = {
+        "softmax": lambda queries, passages, batch: shared_in_batch_softmax(
             queries,
             passages,
             batch.targets,
@@ -54,19 +52,14 @@ def loss_named(
             batch.positives,
             temperature=temperature,
             share_negatives=share_negatives,
-        )
-
-    def to_teacher(loss: Callable[..., Tensor], queries: Tensor, passages: Tensor, batch: PairBatch) -> Tensor:
-        return loss(queries, passages, batch.targets, batch.owners, _scores(batch), temperature=temperature)
-
-    def regression(queries: Tensor, passages: Tensor, batch: PairBatch) -> Tensor:
-        return cosine_regression(queries, passages, _scores(batch))
-
-    losses: dict[str, LossOf] = {
-        "softmax": softmax,
-        "margin_mse": partial(to_teacher, margin_mse),
-        "kl": partial(to_teacher, kl_distillation),
-        "regression": regression,
+        ),
+        "margin_mse": lambda queries, passages, batch: margin_mse(
+            queries, passages, batch.targets, batch.owners, _scores(batch), temperature=temperature
+        ),
+        "kl": lambda queries, passages, batch: kl_distillation(
+            queries, passages, batch.owners, _scores(batch), temperature=temperature
+        ),
+        "regression": lambda queries, passages, batch: cosine_regression(queries, passages, _scores(batch)),
     }
     if name not in losses:
         raise UserError(f"no loss {name!r}", hint=f"losses: {', '.join(losses)}")
@@ -181,7 +174,6 @@ def margin_mse(
 def kl_distillation(
     queries: Tensor,
     passages: Tensor,
-    targets: Tensor,
     owners: Tensor,
     scores: Tensor,
     *,
@@ -199,7 +191,6 @@ def kl_distillation(
     Args:
         queries: (n, d) vectors.
         passages: (m, d) vectors.
-        targets: (n,) int64, not used: the teacher says which passage is how good.
         owners: (m,) int64, the query whose passage each row is.
         scores: (m,) a teacher's score of each passage for its own query.
         temperature: T above.
