@@ -19,7 +19,10 @@ Store = Literal["float32", "float16", "int8"]
 
 # What two sets of vectors must share for their inner products to mean anything. Length limits, batch sizes and
 # the type they are kept in are not among them: they change how good a vector is, not what it is a vector of.
-SPACE = ("dimension", "encoder_fingerprint", "tokenizer", "pooling", "normalize", "query_prompt", "passage_prompt")
+SPACE = (
+    *("dimension", "encoder_fingerprint", "tokenizer", "pooling", "normalize"),
+    *("untied", "projection", "query_prompt", "passage_prompt"),
+)
 
 _AGAIN = "run the command that made the folder again: it makes only this shard anew"
 _BLOCK_ROWS = 8192
