@@ -101,8 +101,9 @@ def require_space(folder: Path, model: nn.Module, count: int) -> None:
     Raises:
         RunFailed: it does not, counting what lies there already.
     """
-    weights = sum(tensor.nbytes for tensor in _tensors(model).values())
-    needed = 3 * weights * count + weights  # AdamW keeps two moments of each weight
+    trained = sum(tensor.nbytes for tensor in _tensors(model).values())
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    needed = 3 * trained * count + weights  # AdamW keeps two moments of each weight
     there = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(place).free
@@ -141,8 +142,12 @@ def _once_each(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, a tied tensor only under its first name."""
-    return dict(model.named_parameters()) | dict(model.named_buffers())
+    """Return what training may change by name, a tied tensor only under its first name: parameters and buffers.
+
+    Parameters that stand still come from the run's start, which its manifest names.
+    """
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return trained | dict(model.named_buffers())
 
 
 def _restore_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
