@@ -85,6 +85,7 @@ class _Worker:
             **{f"{options.kind}_max_length": options.max_length},
         )
         self._made = 0
+        self._has_told = False
 
     def work(self) -> None:
         """Return when the folder is finished, by this worker or another."""
@@ -99,6 +100,8 @@ class _Worker:
                 # Another worker may have published: then the folder was renamed under our hands.
                 if not self._workspace.published():
                     raise
+        if not self._has_told:
+            say(f"{self._workspace.output}: finished by another process; {_number(self._made, 'shards')} by this one")
 
     def _adopt_withdrawn(self) -> None:
         """Take over the shards of a finished folder that was damaged; once, for a seal broken later must not return."""
@@ -188,8 +191,9 @@ class _Worker:
             }
         )
         texts = _number(count, _UNITS[options.kind])
-        by_others = f"; {_number(self._made, 'shards')} by this process" if self._made < shards else ""
-        say(f"encoded {texts} in {_number(shards, 'shards')}, {cut:,} of {texts} cut at {length} tokens{by_others}")
+        share = f"; {_number(self._made, 'shards')} by this process" if self._made < shards else ""
+        say(f"encoded {texts} in {_number(shards, 'shards')}, {cut:,} of {texts} cut at {length} tokens{share}")
+        self._has_told = True
 
     def _count_texts(self) -> int | None:
         """Return how many texts there are, None with bad lines passed over; raise UserError if there is none.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -143,6 +145,9 @@ def test_several_workers_make_what_one_makes(
     assert vectors.facts["cut"] == sum(length > 64 for length in lengths) > 0
     said = (tmp_path / "said").read_text()
     assert said.count("encoded 78 passages in 8 shards") == 1, "one of them publishes"
+    assert said.count("vectors: finished by another process; ") == 2
+    made = [int(number) for number in re.findall(r"(\d+) shards? by this", said)]
+    assert sum(made) == 8 or made == [0, 0], said
 
 
 def test_the_living_finish_what_the_killed_left(
@@ -168,6 +173,24 @@ def test_a_claim_of_a_dead_machine_is_waited_for_and_then_taken(
     assert contents(tmp_path / "vectors") == straight
 
 
+def spoil(file: Path) -> None:
+    """Change one byte."""
+    content = file.read_bytes()
+    file.write_bytes(content[:-9] + b"X" + content[-8:])
+
+
+@pytest.mark.parametrize("place", ["claim-taken:1", "claim-taken:2", "vectors-written", "shard-sealed", "commit-begun"])
+def test_killed_while_mending(
+    options: EncodeOptions, straight: dict[str, bytes], start: Start, tmp_path: Path, place: str
+) -> None:
+    folder = encode(options)
+    (folder / "ids-00002.json").unlink()
+    spoil(folder / "vectors-00005.npy")
+    assert ended(start(options, place)) == -signal.SIGKILL
+    assert ended(start(options)) == 0
+    assert contents(folder) == straight and folders_of(tmp_path) == ["vectors"]
+
+
 @pytest.mark.parametrize("damage", ["delete", "cut", "flip", "ids"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_in_a_finished_folder_a_damaged_shard_is_made_anew_alone(
@@ -182,7 +205,7 @@ def test_in_a_finished_folder_a_damaged_shard_is_made_anew_alone(
     elif damage == "cut":
         file.write_bytes(file.read_bytes()[:-7])
     else:
-        file.write_bytes(file.read_bytes()[:-9] + b"X" + file.read_bytes()[-8:])
+        spoil(file)
     assert [ended(worker) for worker in [start(options) for _ in range(workers)]] == [0] * workers
     assert contents(folder) == straight and folders_of(tmp_path) == ["vectors"]
     assert all((folder / name).stat().st_ino == inode for name, inode in kept.items() if name != MANIFEST)
@@ -195,8 +218,7 @@ def test_a_shard_damaged_before_the_end_is_found_by_its_sum(
 ) -> None:
     """Case R40: in an unfinished folder, with its size unchanged."""
     assert ended(start(options, "claim-taken:4")) == -signal.SIGKILL
-    shard = tmp_path / "vectors.partial" / "vectors-00001.npy"
-    shard.write_bytes(shard.read_bytes()[:-1] + b"X")
+    spoil(tmp_path / "vectors.partial" / "vectors-00001.npy")
     assert ended(start(options)) == 0
     said = (tmp_path / "said").read_text()
     assert "vectors-00001.npy: contents differ from the manifest's sha256; the shard is made anew" in said
@@ -242,6 +264,36 @@ def test_shards_lose_nothing(
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     vectors = Vectors.load(encode(replace(options, shard_size=shard_size)))
     assert [len(shard) for shard in vectors.shards] == sizes and vectors.ids == [f"p{n}" for n in range(count)]
+
+
+@pytest.mark.slow
+def test_under_torchrun_all_ranks_share(options: EncodeOptions, straight: dict[str, bytes], tmp_path: Path) -> None:
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "retrieval.cli", "encode"]
+    words = ["--encoder", options.encoder, "--input", str(options.input), "--shard_size", "10"]
+    words += ["--output", options.output, "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, *command, *words],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{options.output}\n", "ranks have one result"
+    assert contents(tmp_path / "vectors") == straight and folders_of(tmp_path) == ["vectors"]
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_corpus() -> None:
+    """What a worker holds above its model: one shard, and some 50 bytes for each id that must not come twice."""
+    script = Path(__file__).parents[2] / "scripts" / "bench_encode_memory.py"
+    above = {}
+    for passages in (5_000, 25_000):
+        done = subprocess.run(
+            [sys.executable, str(script), "--passages", str(passages)], stdout=subprocess.PIPE, check=True
+        )
+        above[passages] = json.loads(done.stdout.splitlines()[-1])["peak_above_mb"]
+    assert above[25_000] < 200 and above[25_000] - above[5_000] < 40, above
 
 
 @pytest.mark.parametrize("store", ["float16", "int8"])
