@@ -81,7 +81,7 @@ class _Worker:
         self._encoder = Encoder.load(
             folder,
             device=_device(options.device),
-            dimension=options.dimension,
+            dimension=options.dim,
             **{f"{options.kind}_max_length": options.max_length},
         )
         self._made = 0

@@ -157,7 +157,7 @@ class EncodeOptions(Options):
     kind: Literal["passage", "query"] = option("passage", "which prompt, template and length limit apply")
     output: str = output("folder to write")
     max_length: int | None = option(None, "longest text in tokens; default: as the encoder says", minimum=1)
-    dimension: int | None = option(
+    dim: int | None = option(
         None, "keep this many first numbers of each vector, for encoders trained with --matryoshka", minimum=1
     )
     batch_tokens: int | None = option(
@@ -176,19 +176,60 @@ class EncodeOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions(Options):
-    """Build a FAISS index over vectors."""
+    """Build an index over vectors: exact, or any that FAISS builds."""
 
-    vectors: str = required("folder made by `condenser encode --kind passage`")
-    factory: str = option("Flat", "FAISS factory string, such as Flat, IVF256,Flat or HNSW32")
+    vectors: str = source("folder made by `condenser encode --kind passage`")
+    factory: str = option(
+        "Flat", "Flat is exact; else a FAISS factory string, such as IVF256,Flat, HNSW32, SQ8 or OPQ16,IVF256,PQ16,RFlat"
+    )
     output: str = output("folder to write")
     seed: int = seed_of("the sample that an index is trained on")
+    training_size: int | None = option(None, "vectors in that sample; default: 256 for each cluster", minimum=1)
+    ef_construction: int | None = option(
+        None, "candidates that HNSW weighs for each link; default: FAISS's, 40", minimum=1, maximum=2**31 - 1
+    )
+    device: Device = option("cpu", "where FAISS trains and adds; cuda: on all visible GPUs", shapes_result=False)
+    float16: bool = option(False, "with --device cuda: in half the memory; rounds the vectors that a Flat part keeps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions(Options):
+    """Add passages to an index and delete them, by id, without building it anew."""
+
+    index: str = required("folder made by `condenser index`")
+    add: str | None = option(None, "folder of vectors to add, made by `condenser encode --kind passage`")
+    delete: str | None = option(None, "file of ids to delete, one a line; they are deleted before any are added")
+    replace: bool = option(False, "added passages take the place of those with the same ids, else they are refused")
+    compact: bool = option(False, "afterwards give back the space of deleted passages; trains a FAISS index anew")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(Options):
+    """Memory, disk and time of each kind of index, and which to build; with --tune the settings of one that exists."""
+
+    passages: int | None = option(None, "vectors there will be", minimum=1, maximum=10**12)
+    dim: int | None = option(None, "with --passages: numbers in each vector", minimum=1, maximum=2**20)
+    vectors: str | None = option(None, "or plan for this folder made by `condenser encode`")
+    encoder: str | None = option(None, "also time this encoder over a few passages; it says --dim, too")
+    k: int = option(100, "hits per query", minimum=1)
+    recall: float = option(0.95, "share of the exact best k that an approximate index must find", above=0, maximum=1)
+    searches: int = option(100_000, "queries in the index's life: its building time is set against them", minimum=1)
+    memory: float | None = option(None, "GiB of memory to plan for; default: what is free here", above=0)
+    gpu_memory: float | None = option(None, "GiB free on a GPU to plan for; default: what is free on those here", above=0)
+    tune: str | None = option(None, "index to tune: the cheapest nprobe, ef_search and k_factor that reach --recall")
+    queries: str | None = option(
+        None, "with --tune: file of queries, or a folder made by `condenser encode --kind query`"
+    )
+    sample: int = option(256, "with --tune: queries to measure with", minimum=1)
+    seed: int = seed_of("the sample of queries")
+    json: bool = option(False, "print JSON")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(Options):
     """Search an index and write a run."""
 
-    index: str = required("folder made by `condenser index`")
+    index: str = required("folder made by `condenser index`; or by `condenser encode`, which is searched exactly")
     encoder: str | None = option(None, "encoder of the queries: the one that made the index")
     queries: str | None = option(
         None, "file of queries (jsonl or TSV), or a folder made by `condenser encode --kind query`"
@@ -196,10 +237,22 @@ class SearchOptions(Options):
     collection: str | None = option(None, "take the queries of this collection instead")
     split: Split | None = option(None, "with --collection: only the queries judged in this split")
     k: int = option(100, "hits per query", minimum=1)
-    nprobe: int | None = option(None, "IVF lists visited per query", minimum=1)
-    ef_search: int | None = option(None, "HNSW search depth", minimum=1, maximum=2**31 - 1)
+    nprobe: int | None = option(None, "IVF: lists visited per query", minimum=1, maximum=2**31 - 1)
+    ef_search: int | None = option(None, "HNSW: candidates kept on the way", minimum=1, maximum=2**31 - 1)
+    k_factor: int | None = option(
+        None, "RFlat, Refine: candidates per hit that are scored again", minimum=1, maximum=2**20
+    )
+    ignore_self: bool = option(False, "leave out the hit whose id is the query's own")
+    backend: Literal["auto", "numpy", "faiss", "torch"] = option(
+        "auto", "what multiplies in exact search; the run is the same"
+    )
+    device: Device = option("auto", "where to encode queries and to search")
+    float16: bool = option(False, "on GPUs: keep vectors in half the memory; the run of an exact search is the same")
+    recall_queries: int = option(
+        100, "queries on which an approximate index is compared with exact search; 0: none", minimum=0
+    )
+    seed: int = seed_of("the choice of those queries")
     output: str = output("run file to write: .trec, .tsv (MS MARCO) or .json")
-    device: Device = option("auto", "where to compute")
 
 
 @dataclass(frozen=True, kw_only=True)

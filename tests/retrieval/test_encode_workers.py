@@ -306,6 +306,6 @@ def test_the_type_on_disk_changes_little(options: EncodeOptions, tmp_path: Path,
 
 def test_shorter_vectors_are_the_first_numbers(options: EncodeOptions, tmp_path: Path) -> None:
     whole = Vectors.load(encode(options))
-    short = Vectors.load(encode(replace(options, dimension=12, output=str(tmp_path / "short"))))
+    short = Vectors.load(encode(replace(options, dim=12, output=str(tmp_path / "short"))))
     np.testing.assert_array_equal(short.matrix(), whole.matrix()[:, :12])
     assert short.facts["dimension"] == 12
