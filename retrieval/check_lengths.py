@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from retrieval.encoder_files import EncoderConfig
 from retrieval.options import CheckOptions
 from retrieval.records import Passage
 
 if TYPE_CHECKING:
     from retrieval.encoder import Encoder
 
+# Those of an encoder that says nothing of lengths; its own module would load torch.
+QUERY_LIMIT, PASSAGE_LIMIT = 32, 128
 # Above each edge a bin of its own: most texts are short, and what is cut is far out.
 _EDGES = (8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
@@ -94,11 +95,7 @@ class Ruler(Protocol):
 def ruler_for(options: CheckOptions) -> Ruler:
     """Return what measures in tokens of ``--encoder``, or in words where none is given."""
     if options.encoder is None:
-        default = EncoderConfig()
-        return _Words(
-            options.query_max_length or default.query_max_length,
-            options.passage_max_length or default.passage_max_length,
-        )
+        return _Words(options.query_max_length or QUERY_LIMIT, options.passage_max_length or PASSAGE_LIMIT)
     from retrieval.encoder import Encoder
 
     return _Tokens(

@@ -12,9 +12,9 @@ import pytest
 
 from condenser.errors import UserError
 from retrieval.check import check
-from retrieval.check_lengths import Bin, Lengths
+from retrieval.check_lengths import PASSAGE_LIMIT, QUERY_LIMIT, Bin, Lengths
 from retrieval.cli import main
-from retrieval.encoder import Encoder
+from retrieval.encoder import Encoder, EncoderConfig
 from retrieval.options import CheckOptions
 
 PASSAGES = {f"p{i}": f"passage number {i} of the corpus" for i in range(6)}
@@ -175,6 +175,11 @@ def test_lengths_are_those_of_the_encoder(tmp_path: Path, tiny_bert: Path) -> No
     _, cut = encoder.tokenize_and_count(list(QUERIES.values()), "query")
     assert lengths["queries"]["over"] == cut > 0
     assert "3 of 6 passages (50.0%) are longer than 11 tokens" in report["findings"][0]["text"]
+
+
+def test_limits_without_an_encoder_are_the_default_ones() -> None:
+    default = EncoderConfig()
+    assert (QUERY_LIMIT, PASSAGE_LIMIT) == (default.query_max_length, default.passage_max_length)
 
 
 def test_lengths_without_texts_and_at_the_edges() -> None:
