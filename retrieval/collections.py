@@ -24,7 +24,8 @@ def open_collection(name_or_path: str | Path, format: str = "auto", *, skip_bad:
     A bare word that is an embedded name means that collection; write ``./medquad`` for a folder of that name.
 
     Args:
-        name_or_path: folder, file, embedded name, ``irds:ID`` or ``NAME?query=COLUMN&positive=COLUMN``.
+        name_or_path: folder, file, embedded name, ``irds:ID`` or ``NAME?query=COLUMN&positive=COLUMN``; maybe behind
+            a format, as in ``pairs:mine.tsv``.
         format: one of `retrieval.options.Format`; auto looks at names and at the first record.
         skip_bad: pass over, and count, lines that cannot be read, unless a later call says otherwise.
 
@@ -37,12 +38,15 @@ def open_collection(name_or_path: str | Path, format: str = "auto", *, skip_bad:
         close = nearest(format, formats)
         hint = f"did you mean {close}?" if close else f"formats: {', '.join(formats)}"
         raise UserError(f"unknown format {format!r}", hint=hint)
+    prefix, _, rest = wanted.partition(":")
+    if format == "auto" and rest and prefix in formats and not Path(wanted).exists():
+        wanted, format = rest, prefix
     known = _embedded_names()
     if wanted in known and format in ("auto", "beir"):
         return folders.open_beir(_EMBEDDED / wanted, wanted, skip_bad=skip_bad)
     if format == "ir_datasets" or (format == "auto" and wanted.startswith(PREFIX)):
         return IrDatasetsCollection(wanted, skip_bad=skip_bad)
-    path = Path(name_or_path)
+    path = Path(wanted)
     if format == "datasets" or (format == "auto" and "?" in wanted and not path.exists()):
         return _open_dataset(wanted, skip_bad)
     if not path.exists():
@@ -70,7 +74,7 @@ def _advice(path: Path, known: list[str]) -> str:
     if close:
         return f"did you mean {close}?"
     if len(path.parts) == 2 and not path.parent.is_dir():
-        return "for a data set of the Hugging Face hub: --format datasets"
+        return f"for a data set of the Hugging Face hub: datasets:{path}"
     return f"embedded collections: {', '.join(known)}"
 
 

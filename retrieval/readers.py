@@ -137,6 +137,8 @@ class Columns:
     def __call__(self, line: str, where: str) -> Fields | None:
         """Return a line's cells by column name, or None for a line of column names."""
         cells = line.split("\t")
+        if self._columns is not None and len(cells) == len(self._columns):
+            return dict(zip(self._columns, cells, strict=True))
         if self._columns is None:
             header = tuple("_id" if cell == "id" else cell for cell in cells)
             if any(sorted(header) == sorted(layout) for layout in self._layouts):

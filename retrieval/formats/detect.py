@@ -30,12 +30,12 @@ def detect(path: Path) -> Format:
 def _of_folder(folder: Path) -> Format:
     if any(maybe_one_of(folder, name) for name in CORPORA) or any(folder.glob("top1000.*")):
         return "msmarco"
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file() or any(folder.rglob("*.parquet")):
+    saved = any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    if saved or any(folder.glob("*.parquet")) or any(folder.glob("*/*.parquet")):
         return "datasets"
     files = training_files(folder)
     if maybe_one_of(folder, "corpus.jsonl"):
-        has_judgements = (folder / "qrels").is_dir() or not files
-        return "beir" if has_judgements or _of_file(files[0]) != "tevatron" else "tevatron"
+        return "tevatron" if not (folder / "qrels").is_dir() and any(map(_is_tevatron, files)) else "beir"
     if not files:
         here = sample(sorted(entry.name for entry in folder.iterdir()), 5) or "nothing"
         raise _unknown(f"no collection of a known format, found {here}", folder)
@@ -59,6 +59,13 @@ def _of_file(file: Path) -> Format:
     raise _unknown("unknown kind of file", file)
 
 
+def _is_tevatron(file: Path) -> bool:
+    try:
+        return _of_file(file) == "tevatron"
+    except UserError:
+        return False
+
+
 def _of_columns(file: Path, cells: list[str], where: str) -> Format:
     if {"id", "text"} <= set(cells):
         return "msmarco"
@@ -70,8 +77,8 @@ def _of_columns(file: Path, cells: list[str], where: str) -> Format:
     raise _unknown(
         f"{columns}: expected a first line such as query, positive, negative, or the format by name",
         where,
-        "--format msmarco (id, text), pairs (query, positive), triples (query, positive, negative) or scored (text, "
-        "text, score)",
+        f"msmarco:{file} for id, text; pairs: for query, positive; triples: for query, positive, negative; scored: for "
+        "text, text, score",
     )
 
 
@@ -102,4 +109,4 @@ def _of_record(record: dict[str, Any], where: str) -> Format:
 
 def _unknown(what: str, where: str | Path, hint: str | None = None) -> UserError:
     formats = ", ".join(name for name in get_args(Format) if name != "auto")
-    return UserError(what, where, hint or f"known formats: {formats}; name one with --format, see docs/formats.md")
+    return UserError(what, where, hint or f"known formats: {formats}; name one as FORMAT:PATH, see docs/formats.md")

@@ -10,8 +10,11 @@ import pytest
 from condenser.errors import UserError
 from retrieval.cli import main
 from retrieval.collections import list_collections, open_collection
-from retrieval.options import DataOptions
+from retrieval.encode import encode
+from retrieval.options import DataOptions, EncodeOptions
 from retrieval.records import Passage, Query
+from retrieval.vectors import Vectors
+from tests import command
 
 SIZES = {
     "medquad": {"passages": 15_780, "queries": {"train": 13_549, "dev": 525, "test": 895}},
@@ -90,7 +93,7 @@ def test_missing_corpus_says_what_is_there(tmp_path: Path) -> None:
         UserError, match=r"no corpus\.jsonl \(or \.gz, \.zst\) in this collection, found 'passages\.csv'"
     ):
         open_collection(tmp_path, "beir")
-    with pytest.raises(UserError, match=r"no collection of a known format, found 'passages\.csv' .*--format"):
+    with pytest.raises(UserError, match=r"no collection of a known format, found 'passages\.csv' .*FORMAT:PATH"):
         open_collection(tmp_path)
 
 
@@ -150,3 +153,17 @@ def test_listing_tells_sizes_licences_and_sources(capsys: pytest.CaptureFixture[
     table = list_collections(DataOptions()).splitlines()
     assert table[0].split() == ["name", "passages", "judged", "queries", "licence", "source"]
     assert "dev 529, test 1,204, train 6,638" in table[2]
+
+
+@pytest.mark.slow
+def test_locale_changes_neither_vectors_nor_ids(tiny_bert: Path, tmp_path: Path) -> None:
+    """Case B9, through the command: the one process has a C locale and no UTF-8 mode, the other is this one."""
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "ï", "text": "naïve café 1/4 ¼ 한국 🇫🇷"}\n', encoding="utf-8")
+    common = {"encoder": str(tiny_bert), "input": str(tmp_path / "corpus.jsonl")}
+    plain = encode(EncodeOptions(**common, output=str(tmp_path / "plain")))
+    bare = EncodeOptions(**common, output=str(tmp_path / "bare"))
+    command.run("encode", bare, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    files = {file.name for file in plain.iterdir() if file.name.startswith(("vectors-", "ids-"))}
+    assert len(files) == 2
+    assert all((plain / name).read_bytes() == (tmp_path / "bare" / name).read_bytes() for name in files)
+    assert "ï" in Vectors.load(tmp_path / "bare").ids

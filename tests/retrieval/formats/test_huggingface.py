@@ -123,6 +123,6 @@ def test_damaged_file_and_unknown_name(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match=r"no-such/set: cannot read this data set: "):
         open_collection("no-such/set?query=q&positive=a")
     with pytest.raises(
-        UserError, match=r"no folder, no file .*for a data set of the Hugging Face hub: --format datasets"
+        UserError, match=r"no folder, no file .*for a data set of the Hugging Face hub: datasets:no-such/set"
     ):
         open_collection("no-such/set")

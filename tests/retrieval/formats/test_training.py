@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from condenser.errors import UserError
 from retrieval.collections import open_collection
@@ -196,10 +199,10 @@ def test_columns_without_names_need_the_format(tmp_path: Path) -> None:
     path = tmp_path / "mine.tsv"
     path.write_text("who\tx\nwhat\ty\n")
     with pytest.raises(
-        UserError, match=r"mine\.tsv:1: 2 columns without names: .*--format msmarco \(id, text\), pairs"
+        UserError, match=r"mine\.tsv:1: 2 columns without names: .*\(msmarco:.* for id, text; pairs: for"
     ):
         open_collection(path)
-    assert texts(open_collection(path, "pairs")) == PAIRS
+    assert texts(open_collection(path, "pairs")) == texts(open_collection(f"pairs:{path}")) == PAIRS
     assert [found.id for found in open_collection(path, "msmarco").passages()] == ["who", "what"]
 
 
@@ -352,3 +355,69 @@ def test_an_empty_file(tmp_path: Path) -> None:
         open_collection(tmp_path / "train.jsonl")
     with pytest.raises(UserError, match=r"train\.jsonl: no training line in this file"):
         open_collection(tmp_path / "train.jsonl", "pairs").qrels("train")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["text", "title", "docid", "id", "contents"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+NAMES = (
+    "query question anchor query_id id docid text contents positive positives answer answers negative negative_1 "
+    "scores score passage pos neg pos_scores sentence1 sentence2 positive_ctxs negative_ctxs hard_negative_ctxs "
+    "positive_passages negative_passages positive_document_ids query_text"
+).split()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    records=st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6) | VALUES, max_size=3),
+    form=st.sampled_from(["lines", "array"]),
+    format=st.sampled_from(["auto", "dpr", "tevatron", "pairs", "triples", "scored", "pyserini", "beir"]),
+)
+def test_any_json_gives_records_or_an_error_with_its_place(
+    tmp_path_factory: pytest.TempPathFactory, records: list[Any], form: str, format: str
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "train.json"
+    path.write_text(json.dumps(records) if form == "array" else "\n".join(map(json.dumps, records)))
+    read_all(path, format)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    content=st.lists(
+        st.sampled_from(["a", "b", "1", "0.5", "nan", "query", "positive", "score", "\t", "\t", "\n", "\n", '"', ","])
+    ).map("".join),
+    name=st.sampled_from(["mine.tsv", "top1000.dev", "collection.tsv", "triples.tsv"]),
+    format=st.sampled_from(["auto", "pairs", "triples", "scored", "msmarco"]),
+)
+def test_any_columns_give_records_or_an_error_with_its_place(
+    tmp_path_factory: pytest.TempPathFactory, content: str, name: str, format: str
+) -> None:
+    path = tmp_path_factory.mktemp("any") / name
+    path.write_text(content)
+    read_all(path, format)
+
+
+def read_all(path: Path, format: str) -> None:
+    """Ask a collection for all it has; a fault may only be a UserError that names the file."""
+    try:
+        collection = open_collection(path, format)
+    except UserError as error:
+        assert str(error.where).startswith(str(path))
+        return
+    asked: list[Callable[[], Any]] = [
+        lambda: list(collection.passages()),
+        lambda: [collection.lookup()[passage.id] for passage in collection.passages()],
+        lambda: list(collection.queries()),
+        lambda: [(collection.qrels(split), collection.negatives(split)) for split in collection.splits()],
+        lambda: [(collection.teacher_scores(split), collection.scored_pairs(split)) for split in collection.splits()],
+    ]
+    for ask in asked:
+        try:
+            ask()
+        except UserError as error:
+            assert str(error.where).startswith(str(path.parent))
