@@ -182,7 +182,7 @@ class PairBatches:
             if positive_scores := examples.positive_scores[index]:
                 negative_scores = examples.negative_scores[index]
                 scores += [positive_scores[positive], *(negative_scores[i] for i in others)]
-        texts = [self._encoder.passage_text(self._passages[str(examples.passage_ids[row])]) for row in rows]
+        texts = [self._encoder.passage_text(self._passages[examples.passage_ids[row]]) for row in rows]
         return [
             PairBatch(
                 queries=self._encoder.tokenize([examples.texts[index] for index in chosen], "query"),

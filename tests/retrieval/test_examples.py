@@ -90,7 +90,7 @@ def test_dropped_queries_are_counted_by_reason(make: Any, capsys: pytest.Capture
     collection = make(good(3) | {"q3": {"p3": 0}, "q4": {"gone": 1}})
     with pytest.raises(UserError, match="2 of 5 queries of split 'train' cannot be trained on"):
         read_examples(collection, "train")
-    assert read_examples(collection, "train", drop_empty=True).query_ids == ["q0", "q1", "q2"]
+    assert read_examples(collection, "train", drop_empty=True).query_ids.tolist() == ["q0", "q1", "q2"]
     reasons = "1 without a positive ('q3'), 1 with no positive in the corpus ('q4')"
     assert f"warning: train: kept 3 of 5 queries, dropped 2: {reasons}\n" in capsys.readouterr().err
 
@@ -125,7 +125,7 @@ def test_a_query_id_with_two_texts_is_refused(make: Any, tmp_path: Path) -> None
 def test_one_text_under_two_ids_is_two_queries(make: Any, tmp_path: Path) -> None:
     make(good(2))
     write_lines(tmp_path / "queries.jsonl", [{"_id": "q0", "text": "same"}, {"_id": "q1", "text": "same"}])
-    assert read_examples(open_collection(tmp_path), "train").texts == ["same", "same"]
+    assert read_examples(open_collection(tmp_path), "train").texts.tolist() == ["same", "same"]
 
 
 def test_negatives_that_cannot_be_used_are_counted(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
