@@ -15,7 +15,7 @@ import importlib.metadata
 import os
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -225,6 +225,31 @@ def write_manifest(folder: Path, header: Mapping[str, Any]) -> None:
             files[name] = describe_file(entry)
     described = {"files": files, "fingerprint": _fingerprint(files), "versions": _versions()}
     write_json(folder / MANIFEST, {"schema": SCHEMA, **header, **described})
+
+
+def revise_manifest(
+    folder: Path, manifest: Mapping[str, Any], *, files: Iterable[str], **sections: Mapping[str, Any]
+) -> None:
+    """Replace the manifest of a finished folder by one that names other files, at once or not at all.
+
+    Files that the old one names too are taken as they are: an artifact's files are never written twice.
+
+    Args:
+        folder: the artifact; new files are in it already.
+        manifest: the old manifest.
+        files: names of all that belongs to it from now on.
+        sections: what else changes, such as ``facts`` or ``inputs``.
+    """
+    described = {}
+    for name in sorted(files):
+        known = manifest["files"].get(name)
+        if known is None:
+            _sync_file(folder / name)
+        described[name] = known or describe_file(folder / name)
+    sync_folder(folder)
+    changed = {name: plain(section) for name, section in sections.items()}
+    about = {"files": described, "fingerprint": _fingerprint(described), "versions": _versions()}
+    write_json(folder / MANIFEST, {**manifest, **changed, **about})
 
 
 def publish_folder(draft: Path, final: Path) -> None:

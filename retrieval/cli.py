@@ -60,6 +60,10 @@ VERBS: dict[str, Verb] = {
     "bm25": Verb("lexical baseline run", "retrieval.options:Bm25Options", "retrieval.bm25:search_bm25"),
     "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
     "index": Verb("vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index:build_index"),
+    "plan": Verb("what an index will cost, and which to build", "retrieval.options:PlanOptions", "retrieval.plan:plan"),
+    "update": Verb(
+        "passages added to an index and deleted from it", "retrieval.options:UpdateOptions", "retrieval.updates:update"
+    ),
     "search": Verb("queries to a run", "retrieval.options:SearchOptions", "retrieval.search:search"),
     "evaluate": Verb("a run to MRR, nDCG, recall", "eval.options:EvaluateOptions", "retrieval.evaluate:evaluate"),
     "compare": Verb(

@@ -1,45 +1,31 @@
-"""Vectors become a searchable index: exact by default, or any FAISS factory string."""
+"""The index: vectors of passages with their ids, built from a folder of them and searched in the order of the house."""
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
-from condenser.artifacts import Workspace, fingerprint, load_manifest, result_config
+from condenser.artifacts import Workspace, fingerprint, result_config
 from condenser.errors import UserError
-from condenser.files import existing_file
-from condenser.talk import say, warn
+from condenser.talk import say
+from retrieval.exact import Backend, ExactVectors, Store, longest
+from retrieval.faiss_build import Recipe, fill_index, new_index
+from retrieval.faiss_index import FaissVectors, check_parameters, read_index, set_parameters, write_index
+from retrieval.index_folder import FLAT, METRIC, IndexFolder, link_part, passage_vectors, read_either, source_of
 from retrieval.options import IndexOptions
-from retrieval.records import Hit
-from retrieval.vectors import Vectors, check_ids, check_same_space, map_matrix, vectors_file
+from retrieval.records import Hit, Passage, PassageHit
+from retrieval.vectors import Matrix, Vectors, check_same_space
 
 if TYPE_CHECKING:
     from retrieval.encoder import Encoder
+    from retrieval.formats.base import Collection
 
-_MATRIX = "vectors.npy"
-_FAISS = "index.faiss"
-_IDS = "ids.json"
-_FACTS = {"dimension": int, "factory": str, "encoder": str, "encoder_fingerprint": str, "max_norm": float}
-_MARGIN = 32
+_MARGIN = 16
 _QUERIES_AT_ONCE = 1024
 _HITS_AT_ONCE = 1 << 22
-_POINTS_PER_CENTROID = 256  # FAISS itself samples down to this many per cluster
-
-
-def load_faiss() -> Any:
-    """Import FAISS; raise UserError when it is not installed."""
-    try:
-        import faiss
-    except ImportError:
-        raise UserError("FAISS is not installed", hint="pip install 'condenser-ir[cpu]', or [gpu]") from None
-    return faiss
 
 
 class Index:
@@ -47,10 +33,12 @@ class Index:
 
     Args:
         ids: one per vector.
-        vectors: (n, dimension) float32, for exact search; may be memory-mapped.
-        faiss_index: or a FAISS index of n vectors, searched as FAISS does.
+        vectors: (n, dimension), for exact search; or any other `retrieval.exact.Store` of n vectors.
         facts: what made the vectors; see `retrieval.vectors`.
-        encoder: turns queries given as text into vectors.
+        deleted: numbers of rows that are not to be found.
+        encoder: turns queries given as text into vectors; default: the one that made the vectors, when needed.
+        parameters: search-time parameters in use, by name.
+        folder: where the index is, for `add` and `delete`.
 
     Raises:
         UserError: the encoder is not the one that made the vectors.
@@ -59,21 +47,29 @@ class Index:
     def __init__(
         self,
         ids: Sequence[str],
-        vectors: np.ndarray | None = None,
+        vectors: np.ndarray | Store,
         *,
-        faiss_index: Any = None,
         facts: dict[str, Any] | None = None,
+        deleted: np.ndarray | None = None,
         encoder: Encoder | None = None,
+        parameters: Mapping[str, int | float] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.ids = ids
         self.facts = facts or {}
         self.encoder = encoder
-        self._vectors = vectors
-        self._faiss_index = faiss_index
+        self.parameters = dict(parameters or {})
+        self.folder = folder
         if encoder is not None and facts is not None:
             check_same_space(facts, encoder.facts())
-        self.dimension = int(faiss_index.d if vectors is None else vectors.shape[1])
-        self._max_norm = self.facts.get("max_norm") or (0.0 if vectors is None else _max_norm([vectors]))
+        if isinstance(vectors, np.ndarray):
+            vectors = ExactVectors([Matrix(np.ascontiguousarray(vectors, np.float32))], vectors.shape[1])
+        self.store = vectors
+        self._dead = np.zeros(len(ids), dtype=bool)
+        if deleted is not None:
+            self._dead[deleted] = True
+        self._corpus: Mapping[str, Passage] | None = None
+        self._opened_with: dict[str, Any] = {}
 
     @classmethod
     def load(
@@ -81,54 +77,116 @@ class Index:
         folder: str | Path,
         *,
         encoder: Encoder | None = None,
-        nprobe: int | None = None,
-        ef_search: int | None = None,
+        corpus: str | Path | Collection | Mapping[str, Passage] | None = None,
+        backend: Backend = "auto",
+        device: str = "cpu",
+        float16: bool = False,
+        verify: bool = True,
+        **parameters: int | None,
     ) -> Index:
-        """Open a folder made by `build_index`.
+        """Open a folder made by `condenser index`, or one of vectors, which is searched exactly.
 
         Args:
-            folder: the index.
-            encoder: for queries given as text.
-            nprobe: inverted lists visited per query, for IVF.
-            ef_search: candidates kept while walking the graph, for HNSW.
+            folder: the index, or a folder made by `condenser encode --kind passage`.
+            encoder: for queries given as text; default: the one that made the vectors, loaded when needed.
+            corpus: the passages' texts, see `attach`.
+            backend: how vectors are multiplied in exact search; see `retrieval.exact.ExactVectors`.
+            device: ``cpu``, or ``cuda`` for all visible GPUs.
+            float16: on GPUs, keep vectors in half the memory.
+            verify: compare a FAISS file with its SHA-256 before it is opened.
+            parameters: ``nprobe``, inverted lists visited per query (IVF); ``ef_search``, candidates kept while
+                walking the graph (HNSW); ``k_factor``, candidates per hit that are scored again (RFlat, Refine).
 
         Raises:
             UserError: no such folder, a file missing or damaged, an encoder that did not make it, a
-                parameter that this kind of index does not have.
+                parameter that is unknown or that this kind of index does not have (those it has are named).
         """
         folder = Path(folder)
-        facts = load_manifest(folder, "index", facts=_FACTS)["facts"]
-        try:
-            ids = check_ids(orjson.loads(existing_file(folder / _IDS).read_bytes()), folder / _IDS)
-        except orjson.JSONDecodeError:
-            raise UserError("is not a list of ids as `condenser index` writes it", folder / _IDS) from None
-        if (folder / _MATRIX).is_file():
-            vectors = map_matrix(folder / _MATRIX, facts["dimension"])
-            _check_counts(folder / _MATRIX, len(vectors), folder / _IDS, len(ids))
-            for name, value in (("nprobe", nprobe), ("ef_search", ef_search)):
-                if value is not None:
-                    raise UserError(f"--{name} does not apply to a {facts['factory']} index", folder)
-            return cls(ids, vectors, facts=facts, encoder=encoder)
-        faiss_index = _read_faiss(folder / _FAISS)
-        _check_counts(folder / _FAISS, faiss_index.ntotal, folder / _IDS, len(ids))
-        _set_parameters(faiss_index, nprobe, ef_search, facts["factory"], folder)
-        return cls(ids, faiss_index=faiss_index, facts=facts, encoder=encoder)
+        exact: dict[str, Any] = {"backend": backend, "device": device, "float16": float16}
+        if read_either(folder)["kind"] == "vectors":
+            vectors = passage_vectors(folder)
+            _no_parameters(parameters, folder)
+            store: Store = ExactVectors(vectors.shards, vectors.facts["dimension"], **exact)
+            facts = vectors.facts | {"factory": FLAT, "metric": METRIC, "vectors": str(folder)}
+            index = cls(vectors.ids, store, facts=facts, encoder=encoder, folder=folder)
+        else:
+            opened = IndexFolder.open(folder, verify=verify)
+            facts, used = opened.facts, dict[str, int | float]()
+            if opened.flat:
+                _no_parameters(parameters, folder)
+                store = ExactVectors(opened.shards, facts["dimension"], max_norm=facts["max_norm"], **exact)
+            else:
+                store, used = _open_faiss(opened, parameters, **exact)
+            if len(store) != len(opened.ids):
+                raise UserError(f"has {len(store):,} vectors, but {len(opened.ids):,} ids", folder)
+            index = cls(
+                opened.ids,
+                store,
+                facts=facts,
+                deleted=opened.deleted,
+                encoder=encoder,
+                parameters=used,
+                folder=folder,
+            )
+        index._opened_with = {"verify": verify, **exact, **parameters}
+        if corpus is not None:
+            index.attach(corpus)
+        return index
 
-    def search(self, queries: np.ndarray | Sequence[str], k: int) -> list[list[Hit]]:
+    def __len__(self) -> int:
+        return len(self.ids) - int(self._dead.sum())
+
+    @property
+    def exact(self) -> bool:
+        """Whether every vector is compared with every query."""
+        return isinstance(self.store, ExactVectors)
+
+    @property
+    def deleted(self) -> np.ndarray:
+        """Numbers of the rows that are not found."""
+        return np.flatnonzero(self._dead)
+
+    @property
+    def dimension(self) -> int:
+        """Length of a vector."""
+        return self.store.dimension
+
+    def describe(self) -> str:
+        """Return factory, metric and the parameters in use, in one line."""
+        values = [f"{name} {value:,}" for name, value in self.parameters.items()]
+        return ", ".join([str(self.facts.get("factory", FLAT)), METRIC, *values])
+
+    def attach(self, corpus: str | Path | Collection | Mapping[str, Passage]) -> Index:
+        """Give hits their texts from now on; return the index.
+
+        Args:
+            corpus: a collection, its name or path, or passages by id.
+        """
+        if not isinstance(corpus, Mapping):
+            if isinstance(corpus, str | Path):
+                from retrieval.collections import open_collection
+
+                corpus = open_collection(corpus)
+            corpus = corpus.lookup()
+        self._corpus = corpus
+        return self
+
+    def search(self, queries: np.ndarray | Sequence[str], k: int) -> list[list[Hit | PassageHit]]:
         """Return each query's best passages: score as float32 descending, then id descending.
 
         Args:
-            queries: (q, dimension) vectors, or texts if the index has an encoder.
+            queries: (q, dimension) vectors, or texts for the encoder.
             k: hits per query; above the number of passages it is lowered, with one line.
 
+        Returns:
+            A list per query of `Hit`, or of `PassageHit` with title and text if a corpus is attached.
+
         Raises:
-            UserError: k below 1, texts without an encoder, vectors of another dimension or not finite.
+            UserError: k below 1; texts without an encoder, or whose encoder is gone; vectors of another dimension
+                or not finite; a passage that is not in the attached corpus.
         """
-        rows, scores = self.search_rows(queries, k)
-        return [
-            [Hit(self.ids[row], score) for row, score in zip(found, values, strict=True) if row >= 0]
-            for found, values in zip(rows.tolist(), scores.tolist(), strict=True)
-        ]
+        hits = self.hits(*self.search_rows(queries, k))
+        return [[self._with_text(hit) for hit in found] for found in hits]
 
     def search_rows(self, queries: np.ndarray | Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Like `search`, as arrays (q, k): rows of ``ids`` and float32 scores; -1 where there is no hit."""
@@ -137,22 +195,54 @@ class Index:
         rows = np.full((len(vectors), k), -1, dtype=np.int64)
         scores = np.full((len(vectors), k), -np.inf, dtype=np.float32)
         for start in range(0, len(vectors), _QUERIES_AT_ONCE):
-            self._search_block(vectors, range(start, min(start + _QUERIES_AT_ONCE, len(vectors))), k, rows, scores)
+            self._search_block(vectors, np.arange(start, min(start + _QUERIES_AT_ONCE, len(vectors))), k, rows, scores)
         return rows, scores
+
+    def hits(self, rows: np.ndarray, scores: np.ndarray) -> list[list[Hit]]:
+        """Return what `search_rows` gave as ids with scores."""
+        return [
+            [Hit(self.ids[row], score) for row, score in zip(found, values, strict=True) if row >= 0]
+            for found, values in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
 
     def lower_k(self, k: int) -> int:
         """Return k, lowered to the number of passages with one line; raise UserError when it is below 1."""
         if k < 1:
             raise UserError(f"k is {k}, expected 1 or more")
-        if k > len(self.ids):
-            say(f"k lowered from {k:,} to the {len(self.ids):,} passages there are")
-        return min(k, len(self.ids))
+        if k > len(self):
+            say(f"k lowered from {k:,} to the {len(self):,} passages there are")
+        return min(k, len(self))
+
+    def add(self, vectors: str | Path | Vectors, *, replace: bool = False) -> Index:
+        """Add the passages of a folder of vectors to the index on disk, and find them from now on.
+
+        Args:
+            vectors: folder made by `condenser encode --kind passage`, with the same encoder.
+            replace: take the place of passages whose ids are there already, instead of being refused.
+
+        Returns:
+            The index.
+        """
+        return self._update(add=vectors, replace=replace)
+
+    def delete(self, ids: Iterable[str]) -> Index:
+        """Delete passages from the index on disk; return the index, which finds them no more."""
+        return self._update(delete=list(ids))
+
+    def _update(self, **changes: Any) -> Index:
+        from retrieval.updates import change_index
+
+        if self.folder is None or read_either(self.folder)["kind"] == "vectors":
+            raise UserError("only an index made by `condenser index` can be changed", self.folder)
+        change_index(self.folder, **changes)
+        corpus, encoder = self._corpus, self.encoder
+        self.__dict__ = Index.load(self.folder, **self._opened_with).__dict__
+        self._corpus, self.encoder = corpus, encoder
+        return self
 
     def _as_vectors(self, queries: np.ndarray | Sequence[str]) -> np.ndarray:
         if not isinstance(queries, np.ndarray):
-            if self.encoder is None:
-                raise UserError("queries are texts, but this index was loaded without an encoder")
-            queries = self.encoder.encode_queries(queries)
+            queries = self._find_encoder().encode_queries(queries)
         vectors = np.ascontiguousarray(queries, dtype=np.float32)
         if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
             shape = " x ".join(map(str, vectors.shape))
@@ -162,227 +252,147 @@ class Index:
             raise UserError(f"query vector in row {bad[0]} is not finite ({len(bad):,} of {len(vectors):,})")
         return vectors
 
-    def _search_block(self, vectors: np.ndarray, block: range, k: int, rows: np.ndarray, scores: np.ndarray) -> None:
-        """Fill the block's rows of ``rows`` and ``scores``.
+    def _find_encoder(self) -> Encoder:
+        if self.encoder is None:
+            if "encoder" not in self.facts:
+                raise UserError("queries are texts, but this index was loaded without an encoder")
+            place = Path(self.facts["encoder"])
+            if not place.is_dir():
+                raise UserError(
+                    "the encoder that made this index is gone", place, "give one: Index.load(folder, encoder=...)"
+                )
+            from retrieval.encoder import Encoder
 
-        More than k candidates are fetched, because FAISS breaks ties at random and rounds an inner product
-        by where it stands in a block; and more again for the queries where that can still matter at the cut.
+            encoder = Encoder.load(place, dimension=self.facts.get("truncated"))
+            check_same_space(self.facts, encoder.facts())
+            self.encoder = encoder
+        return self.encoder
+
+    def _with_text(self, hit: Hit) -> Hit | PassageHit:
+        if self._corpus is None:
+            return hit
+        if hit.passage_id not in self._corpus:
+            raise UserError(f"passage {hit.passage_id!r} is not in the attached corpus", self.folder)
+        passage = self._corpus[hit.passage_id]
+        return PassageHit(hit.passage_id, hit.score, passage.title, passage.text)
+
+    def _search_block(
+        self, vectors: np.ndarray, open_queries: np.ndarray, k: int, rows: np.ndarray, scores: np.ndarray
+    ) -> None:
+        """Fill the rows of ``rows`` and ``scores`` that ``open_queries`` name.
+
+        More than k candidates are fetched, because stores break ties at random, round inner products by where they
+        stand in a block and know nothing of deleted rows; and more again for the queries where that can still matter.
         """
-        open_queries, fetch = list(block), k + _MARGIN
-        while open_queries:
+        fetch = k + _MARGIN
+        while len(open_queries):
             fetch = min(fetch, len(self.ids))
             again = []
             for start in range(0, len(open_queries), step := max(1, _HITS_AT_ONCE // fetch)):
                 some = open_queries[start : start + step]
-                found_scores, found_rows = self._fetch(vectors[some], fetch)
-                for query, row_scores, candidates in zip(some, found_scores, found_rows, strict=True):
-                    kept = candidates >= 0
-                    best, exact = self._rank(vectors[query], candidates[kept], row_scores[kept], k)
-                    rows[query, : len(best)], scores[query, : len(best)] = best, exact
-                    all_seen = fetch == len(self.ids) or not kept.all()
-                    if not all_seen and float(row_scores[-1]) + self._rounding(vectors[query]) >= float(exact[-1]):
-                        again.append(query)
-            open_queries, fetch = again, 4 * fetch
+                rows[some], scores[some], unsure = self._best(vectors[some], k, fetch)
+                again.append(some[unsure])
+            open_queries, fetch = np.concatenate(again), 4 * fetch
 
-    def _fetch(self, vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return FAISS's (scores, rows), best first, each (q, count); row -1 where it found no more."""
-        faiss = load_faiss()
-        if self._vectors is None:
-            found: tuple[np.ndarray, np.ndarray] = self._faiss_index.search(vectors, count)
-            return found
-        # Release 1.15.1 multiplies without BLAS as long as queries x dimension is below 128,000, which is up to
-        # twelve times slower; only for one or two queries is it the faster way.
-        faiss.cvar.distance_compute_blas_threshold = 3 * self.dimension
-        found = faiss.knn(vectors, self._vectors, count, metric=faiss.METRIC_INNER_PRODUCT)
-        return found
+    def _best(self, queries: np.ndarray, k: int, fetch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the k best ``(rows, scores)`` among ``fetch`` candidates, and for which queries that is not enough."""
+        fetched, rows = self.store.fetch(queries, fetch)
+        slack = self.store.rounding(queries)
+        found = rows >= 0
+        live = found & ~self._dead[rows]
+        ranked = np.where(live, fetched, -np.inf)
+        # What lies further below the k-th best than rounding can move two scores is not among the k best.
+        cut = np.partition(ranked, fetch - k, axis=1)[:, fetch - k] - 2 * slack
+        query, place = np.nonzero(live & (ranked >= cut[:, None]))
+        scores = np.full(rows.shape, -np.inf, dtype=np.float32)
+        scores[query, place] = self.store.rescore(queries, query, rows[query, place], fetched[query, place])
+        order = np.argsort(-scores, axis=1, kind="stable")
+        scores, rows = np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+        for tied in np.flatnonzero(((scores[:, 1:] == scores[:, :-1]) & np.isfinite(scores[:, 1:])).any(axis=1)):
+            self._order_ties(rows[tied], scores[tied])
+        worst = scores[:, k - 1]
+        rows = np.where(np.isfinite(scores[:, :k]), rows[:, :k], -1)
+        seen_all = ~found.all(axis=1) | (fetch == len(self.ids))
+        # The worst score fetched bounds all that were not.
+        unsure = ~seen_all & (fetched.min(axis=1) + slack >= worst)
+        return rows, scores[:, :k], unsure
 
-    def _rank(
-        self, query: np.ndarray, candidates: np.ndarray, scores: np.ndarray, k: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k best (rows, scores) of one query's candidates in the order of the house."""
-        if self._vectors is not None:
-            # Products of float32 are exact in float64, and numpy sums each row in the same order wherever it
-            # stands: equal passages get equal scores, and batches or threads do not show in a run.
-            scores = (self._vectors[candidates] * query.astype(np.float64)).sum(axis=1).astype(np.float32)
-        order = np.argsort(-scores, kind="stable")
-        ranked = scores[order]
-        if (ranked[1:] == ranked[:-1]).any():
-            # Text sorts by code points, which is the order of its UTF-8 bytes.
-            keys = [(score, self.ids[row]) for score, row in zip(scores.tolist(), candidates.tolist(), strict=True)]
-            order = np.array(sorted(range(len(keys)), key=keys.__getitem__, reverse=True))
-        return candidates[order[:k]], scores[order[:k]]
-
-    def _rounding(self, query: np.ndarray) -> float:
-        """Bound the error of a float32 inner product with any passage; 0 when FAISS's own scores are kept."""
-        if self._vectors is None:
-            return 0.0
-        return float((self.dimension + 1) * 2.0**-24 * np.linalg.norm(query) * self._max_norm)
+    def _order_ties(self, rows: np.ndarray, scores: np.ndarray) -> None:
+        """Put equal scores of one query, best first, in the descending order of their ids, in place."""
+        held = int(np.isfinite(scores).sum())
+        # Text sorts by code points, which is the order of its UTF-8 bytes.
+        keys = [(score, self.ids[row]) for score, row in zip(scores[:held].tolist(), rows[:held].tolist(), strict=True)]
+        order = sorted(range(held), key=keys.__getitem__, reverse=True)
+        rows[:held], scores[:held] = rows[order], scores[order]
 
 
 def build_index(options: IndexOptions) -> Path:
     """Build an index over a folder of vectors.
 
-    Flat is exact and needs no FAISS file: the folder holds the vectors themselves (a hard link, where the
-    disk allows) and is memory-mapped when searched. Other factory strings are built by FAISS for inner
-    product and trained on a seeded sample.
+    Flat is exact and needs no FAISS: the folder holds the vectors themselves (hard links, where the disk allows)
+    and is memory-mapped when searched. Other factory strings are built by FAISS for inner product and trained on a
+    seeded sample.
 
     Returns:
         The finished folder.
 
     Raises:
-        UserError: vectors of queries or none at all, a factory string that FAISS does not know or that does
-            not suit the dimension, too few vectors to train on.
+        UserError: vectors of queries or none at all, an id that stands twice, a factory string that FAISS does not
+            know or that does not suit dimension or count, more memory needed than there is.
     """
-    vectors = Vectors.load(options.vectors)
-    if vectors.facts["kind"] != "passage":
-        raise UserError(f"holds {vectors.facts['kind']} vectors, expected passages", vectors.folder)
-    if not vectors.ids:
-        raise UserError("holds no vectors, expected at least one", vectors.folder)
-    flat = options.factory == "Flat"
-    faiss_index = None if flat else _new_faiss_index(options.factory, vectors)
-    made_from = fingerprint(vectors.folder)
+    vectors = passage_vectors(options.vectors)
+    flat = options.factory == FLAT
+    if flat and options.ef_construction is not None:
+        raise UserError("--ef_construction does not apply to a Flat index")
+    recipe = recipe_of(vars(options), options.device)
+    faiss_index = None if flat else new_index(recipe, vectors.facts["dimension"], len(vectors.ids), vectors.folder)
     with Workspace(
-        options.output, "index", config=result_config(options), inputs={"vectors_files": made_from}
+        options.output, "index", config=result_config(options), inputs={"vectors_files": fingerprint(vectors.folder)}
     ) as workspace:
         if workspace.done:
             return workspace.output
-        if flat:
-            _write_matrix(vectors, workspace.path / _MATRIX)
-        else:
-            _fill_faiss_index(faiss_index, vectors, options)
-            _write_faiss(faiss_index, workspace.path / _FAISS)
-        (workspace.path / _IDS).write_bytes(orjson.dumps(vectors.ids))
+        parts = [
+            link_part(vectors, number, workspace.path, number, with_vectors=flat)
+            for number in range(len(vectors.shards))
+        ]
+        if not flat:
+            filled = fill_index(faiss_index, recipe, len(vectors.ids), vectors.blocks, vectors.folder)
+            write_index(filled, workspace.path / "index-00000.faiss")
         facts = vectors.facts | {
             "factory": options.factory,
-            "metric": "inner product",
+            "metric": METRIC,
             "vectors": str(vectors.folder),
-            "vectors_fingerprint": made_from,
-            "max_norm": _max_norm(vectors.blocks()),
+            "sources": [source_of(vectors)],
+            "parts": parts,
+            "faiss": None if flat else "index-00000.faiss",
+            "generation": 0,
+            "max_norm": longest(vectors.blocks()),
+            "seed": options.seed,
+            "training_size": options.training_size,
+            "ef_construction": options.ef_construction,
+            "float16": options.float16,
         }
         output = workspace.commit(facts)
-    say(f"indexed {len(vectors.ids):,} vectors of {facts['dimension']} numbers, {options.factory}, inner product")
+    say(f"indexed {len(vectors.ids):,} vectors of {facts['dimension']} numbers, {options.factory}, {METRIC}")
     return output
 
 
-def _write_matrix(vectors: Vectors, file: Path) -> None:
-    if len(vectors.shards) == 1 and vectors.shards[0].codes.dtype == np.float32:
-        source = vectors_file(vectors.folder, 0)
-        try:
-            os.link(source, file)
-        except OSError:  # another disk, or one without hard links
-            shutil.copyfile(source, file)
-        return
-    shape = (len(vectors.ids), vectors.facts["dimension"])
-    matrix = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=shape)
-    start = 0
-    for block in vectors.blocks():
-        matrix[start : start + len(block)] = block
-        start += len(block)
-    matrix.flush()
+def recipe_of(options: Mapping[str, Any], device: str = "cpu") -> Recipe:
+    """Return how a FAISS index is built from the options, or the facts, that say it."""
+    names = ("factory", "seed", "training_size", "ef_construction", "float16")
+    return Recipe(**{name: options[name] for name in names}, device=device)
 
 
-def _max_norm(blocks: Iterable[np.ndarray]) -> float:
-    """Return the length of the longest vector."""
-    return max(
-        (float(np.sqrt(np.einsum("nd,nd->n", block, block).max())) for block in blocks if len(block)), default=0.0
-    )
+def _no_parameters(parameters: Mapping[str, int | None], folder: Path) -> None:
+    check_parameters(parameters, (), FLAT, folder)
 
 
-def _new_faiss_index(factory: str, vectors: Vectors) -> Any:
-    """Return an empty FAISS index; refuse what would fail or crash in training."""
-    faiss = load_faiss()
-    dimension, count = vectors.facts["dimension"], len(vectors.ids)
-    refusal = f"--factory {factory!r} cannot be built over vectors of {dimension} numbers"
-    if re.search(r"[A-Za-z]0+(?!\d)|HNSW1(?!\d)", factory):  # over these FAISS itself crashes
-        raise UserError(
-            f"{refusal}: a count in it is too small", hint="FAISS's factory strings look like IVF256,Flat or HNSW32"
-        )
-    try:
-        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise UserError(
-            f"{refusal}: {_faiss_reason(error)}", hint="FAISS's factory strings look like IVF256,Flat or HNSW32"
-        ) from None
-    ivf = faiss.try_extract_index_ivf(index)
-    if ivf is not None:
-        if count < ivf.nlist:
-            raise UserError(
-                f"--factory {factory!r} has {ivf.nlist:,} clusters, but there are {count:,} vectors to train on",
-                vectors.folder,
-                f"use Flat, or at most IVF{max(1, count // 39)}",
-            )
-        if count < 39 * ivf.nlist:
-            warn(f"{count:,} vectors for {ivf.nlist:,} clusters are fewer than 39 per cluster: they will be poor ones")
-        ivf.cp.min_points_per_centroid = 1  # FAISS would say the same in its own words
-    return index
-
-
-def _fill_faiss_index(index: Any, vectors: Vectors, options: IndexOptions) -> None:
-    faiss = load_faiss()
-    try:
-        if not index.is_trained:
-            ivf = faiss.try_extract_index_ivf(index)
-            clusters = 256 if ivf is None else max(256, ivf.nlist)
-            index.train(_training_sample(vectors, _POINTS_PER_CENTROID * clusters, options.seed))
-        for block in vectors.blocks():
-            index.add(np.ascontiguousarray(block))
-    except RuntimeError as error:
-        raise UserError(
-            f"--factory {options.factory!r} cannot be built: {_faiss_reason(error)}", vectors.folder, "use Flat"
-        ) from None
-
-
-def _training_sample(vectors: Vectors, size: int, seed: int) -> np.ndarray:
-    count = len(vectors.ids)
-    chosen = np.sort(np.random.default_rng(seed).permutation(count)[:size])
-    parts, start = [], 0
-    for shard in vectors.shards:
-        inside = chosen[(chosen >= start) & (chosen < start + len(shard))] - start
-        parts.append(shard[inside])
-        start += len(shard)
-    return np.concatenate(parts)
-
-
-def _write_faiss(index: Any, file: Path) -> None:
-    load_faiss().write_index(index, str(file))
-    read = _read_faiss(file)
-    if read.ntotal != index.ntotal:
-        raise UserError(f"holds {read.ntotal:,} vectors after writing {index.ntotal:,}", file, "is the disk full?")
-
-
-def _read_faiss(file: Path) -> Any:
-    try:
-        return load_faiss().read_index(str(existing_file(file)))
-    except RuntimeError as error:
-        raise UserError(f"is not a whole FAISS index: {_faiss_reason(error)}", file, "build it anew") from None
-
-
-def _set_parameters(index: Any, nprobe: int | None, ef_search: int | None, factory: str, folder: Path) -> None:
-    faiss = load_faiss()
-    for name, value in (("nprobe", nprobe), ("ef_search", ef_search)):
-        if value is not None and value < 1:
-            raise UserError(f"--{name} is {value}, expected 1 or more")
-    if nprobe is not None:
-        ivf = faiss.try_extract_index_ivf(index)
-        if ivf is None:
-            raise UserError(f"--nprobe does not apply to a {factory} index", folder)
-        ivf.nprobe = nprobe
-    if ef_search is not None:
-        inner = faiss.downcast_index(index)
-        while isinstance(inner, faiss.IndexPreTransform):
-            inner = faiss.downcast_index(inner.index)
-        if not hasattr(inner, "hnsw"):
-            raise UserError(f"--ef_search does not apply to a {factory} index", folder)
-        inner.hnsw.efSearch = ef_search
-
-
-def _check_counts(vectors: Path, rows: int, names: Path, ids: int) -> None:
-    if rows != ids:
-        raise UserError(f"has {rows:,} vectors, but {names} has {ids:,} ids", vectors)
-
-
-def _faiss_reason(error: RuntimeError) -> str:
-    """Return what FAISS says without its C++ signature, path and expression."""
-    reason = re.sub(r"^.*?\.(?:cpp|h):\d+: ", "", str(error), flags=re.DOTALL)
-    told = re.sub(r"^Error: '.*?' failed(?:: )?", "", reason, flags=re.DOTALL).strip()
-    return told or reason.strip()
+def _open_faiss(
+    opened: IndexFolder, parameters: Mapping[str, int | None], *, backend: Backend, device: str, float16: bool
+) -> tuple[FaissVectors, dict[str, int | float]]:
+    factory = opened.facts["factory"]
+    if backend not in ("auto", "faiss"):
+        raise UserError(f"--backend {backend} is for exact search, this is a {factory} index", opened.folder)
+    faiss_index = read_index(opened.faiss_file, mapped=device == "cpu")
+    used = set_parameters(faiss_index, parameters, factory, opened.folder)
+    return FaissVectors(faiss_index, device=device, float16=float16), used

@@ -180,7 +180,7 @@ class IndexOptions(Options):
 
     vectors: str = source("folder made by `condenser encode --kind passage`")
     factory: str = option(
-        "Flat", "Flat is exact; else a FAISS factory string, such as IVF256,Flat, HNSW32, SQ8 or OPQ16,IVF256,PQ16,RFlat"
+        "Flat", "Flat is exact; else a FAISS factory string, such as IVF256,Flat, HNSW32, SQ8 or OPQ16,IVF256,PQ16"
     )
     output: str = output("folder to write")
     seed: int = seed_of("the sample that an index is trained on")

@@ -28,6 +28,15 @@ class Hit(NamedTuple):
     score: float
 
 
+class PassageHit(NamedTuple):
+    """One retrieved passage with its score (float32) and its text."""
+
+    passage_id: str
+    score: float
+    title: str
+    text: str
+
+
 class ScoredPair(NamedTuple):
     """Two texts and a number for how well they go together, as people or a teacher model gave it."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from condenser.artifacts import fingerprint, load_manifest
+import numpy as np
+
+from condenser.artifacts import fingerprint
 from condenser.errors import UserError
 from condenser.files import existing_file, write_json
 from condenser.hub import local_folder
@@ -15,20 +18,34 @@ from condenser.talk import Meter, say
 from eval.runs import write_run
 from retrieval.collections import open_collection
 from retrieval.index import Index
+from retrieval.index_folder import read_either
 from retrieval.options import SearchOptions
 from retrieval.readers import read_queries
+from retrieval.recall import choose_queries, tell_recall
 from retrieval.records import Hit, Query
 from retrieval.vectors import Vectors, check_same_space
 
 _QUERIES_AT_ONCE = 1024
 
 Rows = Iterator[tuple[str, list[Hit]]]
+_Blocks = Iterator[tuple[list[str], np.ndarray]]
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """What is searched for: ids with their vectors, block by block, made as they are asked for."""
+
+    count: int
+    blocks: _Blocks
+    index: Index
+    made_by: dict[str, Any]
 
 
 def search(options: SearchOptions) -> Path:
     """Search the index for each query and write the run, with ``RUN.json`` beside it: what made the run.
 
-    Queries are texts, encoded here, or a folder of query vectors, for which no model is loaded.
+    Queries are texts, encoded here, or a folder of query vectors, for which no model is loaded. An approximate index
+    is compared with exact search on some of the queries, and the share of the exact top k that it finds is said.
 
     Returns:
         The run file.
@@ -41,57 +58,95 @@ def search(options: SearchOptions) -> Path:
         raise UserError("give one of --queries and --collection")
     if options.split is not None and options.collection is None:
         raise UserError("--split goes with --collection")
-    stored = options.queries is not None and Path(options.queries).is_dir()
     made_by: dict[str, Any] = {}
     # The rows are made while the file is open: an output that cannot be written is found before the work.
-    write_run(options.output, _stored_rows(options, made_by) if stored else _text_rows(options, made_by))
+    write_run(options.output, _rows(options, made_by))
     write_json(f"{Path(options.output)}.json", made_by)
     return Path(options.output)
 
 
-def _stored_rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
+def _rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
+    stored = options.queries is not None and Path(options.queries).is_dir()
+    queries = _stored_queries(options) if stored else _text_queries(options)
+    index, cut = queries.index, queries.made_by
+    made_by |= _provenance(options, index)
+    k = index.lower_k(options.k)
+    # One hit more, in case that the query itself is among them.
+    fetched = min(k + options.ignore_self, len(index))
+    chosen = choose_queries(queries.count, 0 if index.exact else options.recall_queries, options.seed)
+    sample: list[np.ndarray] = []
+    found: list[list[str]] = []
+    ignored = 0
+    with Meter("search", queries.count, "queries") as meter:
+        for ids, vectors in queries.blocks:
+            hits = index.hits(*index.search_rows(vectors, fetched))
+            for row in chosen[(chosen >= meter.done) & (chosen < meter.done + len(ids))] - meter.done:
+                sample.append(vectors[row])
+                found.append([hit.passage_id for hit in hits[row]])
+            for query_id, row_hits in zip(ids, hits, strict=True):
+                kept = row_hits
+                if options.ignore_self:
+                    kept = [hit for hit in row_hits if hit.passage_id != query_id]
+                    ignored += len(row_hits) - len(kept)
+                yield query_id, kept[:k]
+            meter.advance(len(ids))
+    made_by |= cut
+    notes = [f"searched {meter.done:,} queries over {len(index):,} passages ({index.describe()})", f"k {k:,}"]
+    if options.ignore_self:
+        notes.append(f"{ignored:,} hits left out that were the query itself")
+    if "queries_cut" in cut:
+        notes.append(f"{cut['queries_cut']:,} of {meter.done:,} queries cut at {cut['query_max_length']} tokens")
+    say(", ".join(notes))
+    if sample:
+        recall = tell_recall(index, np.stack(sample), k, found)
+        made_by["recall"] = None if recall is None else recall._asdict()
+
+
+def _stored_queries(options: SearchOptions) -> _Queries:
     if options.encoder is not None:
         raise UserError("--encoder is for queries given as text; these are vectors", options.queries)
     queries = Vectors.load(str(options.queries))
     if queries.facts["kind"] != "query":
         raise UserError(f"holds {queries.facts['kind']} vectors, expected queries", queries.folder)
-    index = _open_index(options)
+    index = _open_index(options, _gpu_if_there(options.device))
     check_same_space(index.facts, queries.facts)
-    made_by |= _provenance(options, index) | {"queries_fingerprint": fingerprint(queries.folder)}
-    k = index.lower_k(options.k)
-    ids = iter(queries.ids)
-    with Meter("search", len(queries.ids), "queries") as meter:
-        for shard in queries.shards:
-            for start in range(0, len(shard), _QUERIES_AT_ONCE):
-                block = shard[start : start + _QUERIES_AT_ONCE]
-                yield from zip(islice(ids, len(block)), index.search(block, k), strict=True)
-                meter.advance(len(block))
-    say(f"searched {meter.done:,} queries over {len(index.ids):,} passages, k {k:,}")
+
+    def blocks() -> _Blocks:
+        ids = iter(queries.ids)
+        for block in queries.blocks(_QUERIES_AT_ONCE):
+            yield list(islice(ids, len(block))), block
+
+    return _Queries(len(queries.ids), blocks(), index, {"queries_fingerprint": fingerprint(queries.folder)})
 
 
-def _text_rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
+def _text_queries(options: SearchOptions) -> _Queries:
     queries = _read_texts(options)
-    recorded = load_manifest(options.index, "index", facts={"encoder": str})["facts"]
-    folder = local_folder(options.encoder or recorded["encoder"])
+    recorded = read_either(Path(options.index))["facts"]
+    folder = local_folder(options.encoder or _recorded_encoder(recorded, options.index))
     # Imported here, because mistakes up to here should show at once and stored vectors need no torch.
     from retrieval.encoder import Encoder
 
     encoder = Encoder.load(folder, device=options.device, dimension=recorded.get("truncated"))
-    index = _open_index(options, encoder)
-    made_by |= _provenance(options, index)
-    k, cut = index.lower_k(options.k), 0
-    with Meter("search", len(queries), "queries") as meter:
+    index = _open_index(options, encoder.device.type, encoder)
+    told: dict[str, Any] = {"queries_cut": 0, "query_max_length": encoder.max_length("query")}
+
+    def blocks() -> _Blocks:
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             block = queries[start : start + _QUERIES_AT_ONCE]
-            token_ids, cut_here = encoder.tokenize_and_count([query.text for query in block], "query")
-            hits = index.search(encoder.encode_token_ids(token_ids, "query"), k)
-            yield from zip((query.id for query in block), hits, strict=True)
-            cut += cut_here
-            meter.advance(len(block))
-    say(
-        f"searched {len(queries):,} queries over {len(index.ids):,} passages, k {k:,}, "
-        f"{cut:,} of {len(queries):,} queries cut at {encoder.max_length('query')} tokens"
-    )
+            token_ids, cut = encoder.tokenize_and_count([query.text for query in block], "query")
+            told["queries_cut"] += cut
+            yield [query.id for query in block], encoder.encode_token_ids(token_ids, "query")
+
+    return _Queries(len(queries), blocks(), index, told)
+
+
+def _recorded_encoder(facts: dict[str, Any], index: str) -> str:
+    encoder = facts.get("encoder")
+    if not isinstance(encoder, str):
+        raise UserError("does not say which encoder made it", index, "give --encoder")
+    if not Path(encoder).is_dir():
+        raise UserError(f"the encoder that made this index is gone: {encoder}", index, "give --encoder")
+    return encoder
 
 
 def _read_texts(options: SearchOptions) -> list[Query]:
@@ -100,8 +155,28 @@ def _read_texts(options: SearchOptions) -> list[Query]:
     return list(read_queries(existing_file(str(options.queries))))
 
 
-def _open_index(options: SearchOptions, encoder: Any = None) -> Index:
-    return Index.load(options.index, encoder=encoder, nprobe=options.nprobe, ef_search=options.ef_search)
+def _gpu_if_there(device: str) -> str:
+    """Return ``cuda`` for ``auto`` where the system shows a GPU; torch, which takes seconds to come, is asked then."""
+    if device != "auto":
+        return device
+    if not list(Path("/dev").glob("nvidia[0-9]*")):
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _open_index(options: SearchOptions, device: str, encoder: Any = None) -> Index:
+    return Index.load(
+        options.index,
+        encoder=encoder,
+        backend=options.backend,
+        device=device if options.backend in ("auto", "torch") or options.device != "auto" else "cpu",
+        float16=options.float16,
+        nprobe=options.nprobe,
+        ef_search=options.ef_search,
+        k_factor=options.k_factor,
+    )
 
 
 def _provenance(options: SearchOptions, index: Index) -> dict[str, Any]:
@@ -111,12 +186,13 @@ def _provenance(options: SearchOptions, index: Index) -> dict[str, Any]:
         "index_fingerprint": fingerprint(options.index),
         "encoder": options.encoder or index.facts["encoder"],
         "encoder_fingerprint": index.facts["encoder_fingerprint"],
-        "passages": len(index.ids),
+        "passages": len(index),
         "factory": index.facts["factory"],
+        "metric": index.facts["metric"],
         "queries": options.queries,
         "collection": options.collection,
         "split": options.split,
         "k": options.k,
-        "nprobe": options.nprobe,
-        "ef_search": options.ef_search,
+        "parameters": index.parameters,
+        "ignore_self": options.ignore_self,
     }

@@ -153,11 +153,11 @@ def test_queries_that_cannot_be_searched_are_refused() -> None:
 def test_ids_of_another_shape_are_refused(tmp_path: Path, make_vectors: MakeVectors, content: str) -> None:
     """Sizes and manifest may fit all the same."""
     folder = build(tmp_path, make_vectors(np.ones((3, 2)), names(3)))
-    (folder / "ids.json").write_text(content)
+    (folder / "ids-00000.json").write_text(f'{{"cut": 0, "ids": {content}}}')
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["ids.json"]["bytes"] = len(content)
+    manifest["files"]["ids-00000.json"]["bytes"] = (folder / "ids-00000.json").stat().st_size
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=r"ids\.json: (is not a|holds something else than a) list of ids"):
+    with pytest.raises(UserError, match=r"ids-00000\.json: (is not a|holds something else than a) list of ids"):
         Index.load(folder)
 
 
@@ -168,10 +168,10 @@ def test_a_flat_folder_holds_the_vectors_and_is_mapped(
     matrix = RNG.normal(size=(50, 6)).astype("f4")
     vectors = make_vectors(matrix, names(50), shard_size=shard_size)
     folder = build(tmp_path, vectors)
-    np.testing.assert_array_equal(np.load(folder / "vectors.npy"), matrix)
-    assert not (folder / "index.faiss").exists()
-    if shard_size > 50:
-        assert (folder / "vectors.npy").samefile(vectors_file(vectors, 0)), "one shard is linked, not copied"
+    for number, start in enumerate(range(0, 50, shard_size)):
+        np.testing.assert_array_equal(np.load(vectors_file(folder, number)), matrix[start : start + shard_size])
+        assert vectors_file(folder, number).samefile(vectors_file(vectors, number)), "shards are linked, not copied"
+    assert not list(folder.glob("*.faiss"))
     assert Index.load(folder).search(matrix[:5], 3) == Index(names(50), matrix).search(matrix[:5], 3)
 
 
@@ -197,16 +197,28 @@ def test_the_same_seed_builds_the_same_index(tmp_path: Path, make_vectors: MakeV
     options = IndexOptions(vectors=str(vectors), factory="IVF4,Flat", output=str(tmp_path / "one"))
     one = build_index(options)
     two = build_index(IndexOptions(vectors=str(vectors), factory="IVF4,Flat", output=str(tmp_path / "two")))
-    assert (one / "index.faiss").read_bytes() == (two / "index.faiss").read_bytes()
+    assert (one / "index-00000.faiss").read_bytes() == (two / "index-00000.faiss").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("count", "factory", "line"),
     [
         (51, "IVF64,Flat", "--factory 'IVF64,Flat' has 64 clusters, but there are 51 vectors to train on"),
-        (51, "PQ4", "Number of training points (51) should be at least as large as number of clusters (256)"),
-        (51, "PQ3", "The dimension of the vector (d) should be a multiple of the number of subquantizers (M)"),
-        (51, "Flt", "could not parse index string Flt"),
+        (51, "PQ4", "PQ4 learns 256 codes per piece, but there are 51 vectors to train on (use PQ4x5, SQ8 or Flat)"),
+        (
+            51,
+            "IVF2,PQ4x6",
+            "PQ4x6 learns 64 codes per piece, but there are 51 vectors to train on (use PQ4x5, SQ8 or Flat)",
+        ),
+        (51, "OPQ2,PQ2x4", "OPQ2 learns 256 codes per piece, but there are 51 vectors to train on (leave it out)"),
+        (51, "RQ2x8", "Number of training points (51) should be at least as large as number of clusters (256)"),
+        (51, "PQ3", "PQ3 cuts vectors of 8 numbers into 3 pieces, and 8 is no multiple of 3 (use 2 or 4 pieces)"),
+        (
+            51,
+            "PCA6,PQ4x4",
+            "PQ4x4 cuts vectors of 6 numbers into 4 pieces, and 6 is no multiple of 4 (use 3 or 6 pieces)",
+        ),
+        (51, "Flt", "could not parse index string Flt (did you mean Flat? FAISS's factory strings look like"),
         (51, "", "could not parse index string"),
         (51, "HNSW0", "a count in it is too small"),
         (51, "HNSW1", "a count in it is too small"),
@@ -250,7 +262,10 @@ def test_vectors_of_queries_or_none_at_all_are_refused(tmp_path: Path, make_vect
 @pytest.mark.parametrize(
     ("factory", "parameters", "line"),
     [
-        ("Flat", {"nprobe": 4}, "--nprobe does not apply to a Flat index"),
+        ("Flat", {"nprobe": 4}, "--nprobe does not apply to a Flat index, which has none to set"),
+        ("IVF2,Flat", {"nprobs": 4}, "unknown parameter 'nprobs', expected one of nprobe, ef_search, k_factor"),
+        ("Flat", {"usefloat16": 1}, "unknown parameter 'usefloat16', expected one of nprobe, ef_search, k_factor"),
+        ("IVF2,SQ8,RFlat", {"ef_search": 4}, "not apply to a IVF2,SQ8,RFlat index, which has k_factor, nprobe"),
         ("Flat", {"ef_search": 4}, "--ef_search does not apply to a Flat index"),
         ("HNSW8", {"nprobe": 4}, "--nprobe does not apply to a HNSW8 index"),
         ("IVF2,Flat", {"ef_search": 4}, "--ef_search does not apply to a IVF2,Flat index"),
@@ -260,6 +275,7 @@ def test_vectors_of_queries_or_none_at_all_are_refused(tmp_path: Path, make_vect
 def test_parameters_of_another_kind_of_index_are_refused(
     tmp_path: Path, make_vectors: MakeVectors, factory: str, parameters: dict[str, int], line: str
 ) -> None:
+    """Case B50: the names that are known are listed."""
     folder = build(tmp_path, make_vectors(RNG.normal(size=(100, 4)), names(100)), factory)
     with pytest.raises(UserError, match=line):
         Index.load(folder, **parameters)
@@ -267,11 +283,13 @@ def test_parameters_of_another_kind_of_index_are_refused(
 
 def test_a_damaged_index_is_refused(tmp_path: Path, make_vectors: MakeVectors) -> None:
     folder = build(tmp_path, make_vectors(RNG.normal(size=(100, 4)), names(100)), "HNSW8")
-    file = folder / "index.faiss"
+    file = folder / "index-00000.faiss"
     whole = file.read_bytes()
     file.write_bytes(whole[:-10])
-    with pytest.raises(UserError, match=r"index.faiss: has [\d,]+ bytes, the manifest says [\d,]+"):
+    with pytest.raises(UserError, match=r"index-00000.faiss: has [\d,]+ bytes, the manifest says [\d,]+"):
         Index.load(folder)
     file.write_bytes(b"\0" * len(whole))
-    with pytest.raises(UserError, match=r"index.faiss: is not a whole FAISS index: Index type 0x00000000"):
+    with pytest.raises(UserError, match=r"index-00000.faiss: contents differ from the manifest's sha256"):
         Index.load(folder)
+    with pytest.raises(UserError, match=r"index-00000.faiss: is not a whole FAISS index: Index type 0x00000000"):
+        Index.load(folder, verify=False)

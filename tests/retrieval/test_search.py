@@ -74,7 +74,9 @@ def test_the_run_holds_the_ids_of_the_files(options: SearchOptions, capsys: pyte
     assert set(run["q1"]) == {"7", "3", "doc-x"}
     assert max(run["q1"], key=run["q1"].__getitem__) == "doc-x"
     assert max(run["007"], key=run["007"].__getitem__) == "3"
-    assert capsys.readouterr().err == "searched 2 queries over 3 passages, k 3, 0 of 2 queries cut at 32 tokens\n"
+    assert capsys.readouterr().err == (
+        "searched 2 queries over 3 passages (Flat, inner product), k 3, 0 of 2 queries cut at 32 tokens\n"
+    )
 
 
 def test_the_command_prints_the_run_and_lowers_k(options: SearchOptions, capsys: pytest.CaptureFixture[str]) -> None:
