@@ -1,54 +1,36 @@
-"""Bi-encoder fine-tuning on a collection's judgements: the verb ``finetune``."""
+"""Bi-encoder fine-tuning on judged pairs, a teacher's scores or scored pairs: the verb ``finetune``."""
 
 from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from condenser.artifacts import Workspace, identity, result_config
+from condenser.errors import UserError
 from condenser.files import read_json
 from condenser.pretrain import loop_settings
 from condenser.talk import say
 from condenser.training.distributed import rank, world_size
 from condenser.training.loop import BEST, Evaluation, start_accelerator, train
-from condenser.training.steps import accumulate
-from retrieval.batches import PairBatch, PairBatches
+from condenser.training.steps import Step
+from retrieval.batches import Batches, MixedBatches, PairBatches, ScoredPairBatches
 from retrieval.collections import Collection, open_collection
-from retrieval.dev import DevSearch
-from retrieval.encoder import Encoder, batches_by_length
-from retrieval.examples import read_examples
-from retrieval.losses import shared_in_batch_softmax
+from retrieval.dev import DevPairs, DevSearch
+from retrieval.encoder import Encoder
+from retrieval.examples import read_examples, read_pairs
+from retrieval.lora import add_lora, without_lora
+from retrieval.losses import loss_named
 from retrieval.options import FinetuneOptions
+from retrieval.recompute import recompute_layers
+from retrieval.towers import BiEncoder, cached_step, plain_step
 
-# Texts of like length go through the encoder together: less padding at the same result.
-_FORWARD_TOKENS = 1024
-
-
-class BiEncoder(nn.Module):
-    """The tied towers of one training step: token ids in, vectors of queries and passages out.
-
-    Args:
-        encoder: encodes both kinds of text.
-    """
-
-    def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, queries: list[list[int]], passages: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Return vectors (n, d) and (m, d) in the order of the texts, with gradients."""
-        texts = queries + passages
-        groups = list(batches_by_length([len(ids) for ids in texts], _FORWARD_TOKENS))
-        vectors = torch.cat([self.encoder(*self.encoder.pad([texts[i] for i in group])) for group in groups])
-        order = torch.empty(len(texts), dtype=torch.long)
-        order[torch.tensor([i for group in groups for i in group])] = torch.arange(len(texts))
-        vectors = vectors[order.to(vectors.device)]
-        return vectors[: len(queries)], vectors[len(queries) :]
+_GIB = 2**30
+_TEACHERS = ("margin_mse", "kl")
 
 
 def finetune(options: FinetuneOptions) -> Path:
@@ -63,12 +45,17 @@ def finetune(options: FinetuneOptions) -> Path:
         the last. A killed run leaves ``OUTPUT.partial`` and goes on from its newest checkpoint.
 
     Raises:
-        UserError: what the encoder, the collection and the loop refuse.
+        UserError: options that do not go together; what the encoder, the collections and the loop refuse.
     """
-    settings = loop_settings(options, max_steps=options.max_steps or 0)
+    _check(options)
+    settings = loop_settings(options, max_steps=options.max_steps or 0, unit="queries")
     accelerator = start_accelerator(settings)
-    collection = open_collection(options.collection[0])
-    inputs = {"encoder": identity(options.encoder), "collection": collection.fingerprint()}
+    collections = [open_collection(name, options.format) for name in options.collection]
+    dev_collection = (
+        collections[0] if options.dev_collection is None else open_collection(options.dev_collection, options.format)
+    )
+    inputs = {"encoder": identity(options.encoder), "dev_collection": dev_collection.fingerprint()}
+    inputs |= {f"collection {i}": one.fingerprint() for i, one in enumerate(collections, 1)}
     workspace = Workspace(options.output, "encoder", config=result_config(options), inputs=inputs, resumable=True)
     with workspace if accelerator.is_main_process else nullcontext():
         accelerator.wait_for_everyone()
@@ -76,44 +63,30 @@ def finetune(options: FinetuneOptions) -> Path:
             return workspace.output
         torch.manual_seed(options.seed)
         encoder = load_encoder(options)
-        examples = read_examples(
-            collection, options.split, with_negatives=options.negatives > 0, drop_empty=options.drop_empty
-        )
-        has_dev = options.dev_split in collection.splits()
-        if not has_dev and accelerator.is_main_process:
-            say(f"no judgements for split {options.dev_split!r}: the weights will be those of the last step")
-        batches = PairBatches(
-            examples,
-            collection.lookup(),
-            encoder,
-            batch_size=options.batch_size,
-            negatives=options.negatives,
-            seed=options.seed,
-            rank=rank(),
-            world=world_size(),
-        )
+        batches = _batches(options, collections, encoder)
         steps = options.max_steps or max(1, round(options.epochs * batches.steps_per_epoch))
-        settings = loop_settings(options, max_steps=steps)
+        settings = loop_settings(options, max_steps=steps, unit="queries")
+        dev = _dev(options, dev_collection)
+        if dev is None and accelerator.is_main_process:
+            say(f"no judgements for split {options.dev_split!r}: the weights will be those of the last step")
+        if options.lora:
+            add_lora(encoder, options.lora, options.seed)
+        if options.gradient_checkpointing:
+            recompute_layers(encoder)
+
+        def save(folder: Path) -> None:
+            without_lora(encoder).save(folder, _card(options, collections))
+
         evaluation = None
-        if has_dev:
-            search = DevSearch(collection, options.dev_split, pool=options.eval_pool, seed=options.seed)
+        if dev is not None:
             evaluation = Evaluation(
-                every=options.eval_every or math.ceil(steps / 4),
-                score=lambda: search(encoder),
-                save=lambda folder: encoder.save(folder, _card(options, collection)),
+                every=options.eval_every or math.ceil(steps / 4), score=lambda: dev(encoder), save=save
             )
         if accelerator.is_main_process:
-            candidates = options.batch_size * (1 + options.negatives)
-            left = len(examples) % options.batch_size
-            left_over = f" ({left:,} left over in each epoch, others each time)" if left else ""
-            say(
-                f"finetune: {len(examples):,} queries{left_over}, {steps:,} steps of {options.batch_size:,} queries "
-                f"({steps / batches.steps_per_epoch:.2f} epochs) against {candidates:,} candidates at most, "
-                f"on {accelerator.num_processes} processes"
-            )
+            say(_plan(options, batches, steps, accelerator.num_processes))
         train(
             BiEncoder(encoder),
-            accumulate(lambda model, batch, *, share, fraction: _softmax_loss(model, batch, options.temperature)),
+            _step(options, encoder),
             batches,
             settings,
             accelerator,
@@ -121,16 +94,30 @@ def finetune(options: FinetuneOptions) -> Path:
             evaluation=evaluation,
         )
         if accelerator.is_main_process:
-            _finish(workspace, encoder, options, collection, steps)
+            best = workspace.scratch / BEST
+            if best.is_dir():
+                shutil.copytree(best, workspace.path, dirs_exist_ok=True)
+            else:
+                save(workspace.path)
+            facts = {
+                **read_json(workspace.path / "encoder.json"),
+                "dimension": encoder.dimension,
+                "collections": [one.name for one in collections],
+                "steps": steps,
+            }
+            workspace.commit(facts)
+            say(f"finetune: {steps:,} steps done, saved to {workspace.output}")
         accelerator.wait_for_everyone()
         return workspace.output
 
 
 def load_encoder(options: FinetuneOptions) -> Encoder:
     """Load the start, with the options that are given in place of what it says of itself."""
-    return Encoder.load(
+    encoder = Encoder.load(
         options.encoder,
+        untied=options.untied,
         pooling=options.pooling,
+        projection=options.projection,
         normalize=options.normalize,
         passage_template=options.passage_template,
         query_prompt=options.query_prompt,
@@ -138,26 +125,121 @@ def load_encoder(options: FinetuneOptions) -> Encoder:
         query_max_length=options.query_max_length,
         passage_max_length=options.passage_max_length,
     )
+    longest = max(options.matryoshka, default=0)
+    if longest >= encoder.dimension:
+        raise UserError(f"--matryoshka {longest} is not below the {encoder.dimension:,} numbers of the vectors")
+    return encoder
 
 
-def _softmax_loss(model: nn.Module, batch: PairBatch, temperature: float) -> dict[str, Tensor]:
-    queries, passages = model(batch.queries, batch.passages)
-    loss = shared_in_batch_softmax(
-        queries, passages, batch.targets, batch.passage_rows, batch.positives, temperature=temperature
+def _check(options: FinetuneOptions) -> None:
+    """Refuse options that do not go together, before anything is read."""
+    if options.weights and len(options.weights) != len(options.collection):
+        raise UserError(
+            f"--weights gives {len(options.weights)} numbers for {len(options.collection)} collections",
+            hint="give one for each, in their order",
+        )
+    if options.graph_memory and options.cache_tokens is None:
+        raise UserError("--graph_memory goes with --cache_tokens: without it the whole graph is kept anyway")
+    if options.loss == "regression":
+        if options.negatives:
+            raise UserError("--negatives does not go with --loss regression: a scored pair has none")
+        if options.untied:
+            raise UserError("--untied does not go with --loss regression: both texts of a pair are of one kind")
+    if options.loss in _TEACHERS and not options.negatives:
+        raise UserError(
+            f"--loss {options.loss} compares a positive with others that a teacher scored",
+            hint="say how many of them to take: --negatives 1 or more",
+        )
+
+
+def _batches(options: FinetuneOptions, collections: Sequence[Collection], encoder: Encoder) -> Batches:
+    parts = [_batches_of(options, collection, encoder) for collection in collections]
+    if len(parts) == 1:
+        return parts[0]
+    return MixedBatches(parts, [one.name for one in collections], options.weights, seed=options.seed)
+
+
+def _batches_of(options: FinetuneOptions, collection: Collection, encoder: Encoder) -> Batches:
+    if options.loss == "regression":
+        return ScoredPairBatches(
+            read_pairs(collection, options.split),
+            encoder,
+            batch_size=options.batch_size,
+            seed=options.seed,
+            rank=rank(),
+            world=world_size(),
+        )
+    examples = read_examples(
+        collection,
+        options.split,
+        with_negatives=options.negatives > 0,
+        with_scores=options.loss in _TEACHERS,
+        drop_empty=options.drop_empty,
     )
-    return {"contrastive": loss}
+    return PairBatches(
+        examples,
+        collection.lookup(),
+        encoder,
+        batch_size=options.batch_size,
+        negatives=options.negatives,
+        seed=options.seed,
+        rank=rank(),
+        world=world_size(),
+    )
 
 
-def _card(options: FinetuneOptions, collection: Collection) -> str:
+def _dev(options: FinetuneOptions, collection: Collection) -> DevSearch | DevPairs | None:
+    """Return what judges checkpoints; None without a dev split."""
+    if options.dev_split not in collection.splits():
+        return None
+    if options.loss == "regression":
+        return DevPairs(collection, options.dev_split)
+    return DevSearch(collection, options.dev_split, pool=options.eval_pool, seed=options.seed)
+
+
+def _step(options: FinetuneOptions, encoder: Encoder) -> Step:
+    loss_of = loss_named(
+        options.loss,
+        temperature=options.temperature,
+        share_negatives=options.share_negatives,
+        lengths=options.matryoshka,
+        normalize=encoder.config.normalize,
+    )
+    if options.cache_tokens is None:
+        return plain_step(loss_of)
+    return cached_step(loss_of, options.cache_tokens, int(options.graph_memory * _GIB))
+
+
+def _plan(options: FinetuneOptions, batches: Batches, steps: int, processes: int) -> str:
+    """Say what one step is made of."""
+    left = batches.count % options.batch_size if len(options.collection) == 1 else 0
+    left_over = f" ({left:,} left over in each epoch, others each time)" if left else ""
+    if options.loss == "regression":
+        against = "to the scores of their pairs"
+    elif options.loss in _TEACHERS:
+        against = f"to a teacher's scores of {1 + options.negatives:,} passages each"
+    else:
+        shared = options.batch_size if options.share_negatives else options.batch_size // processes
+        against = f"against {shared * (1 + options.negatives):,} candidates at most"
+        if processes > 1:
+            against += ", shared by all processes" if options.share_negatives else ", those of their own process"
+    return (
+        f"finetune: {batches.count:,} queries{left_over}, {steps:,} steps of {options.batch_size:,} queries "
+        f"({steps / batches.steps_per_epoch:.2f} epochs) {against}, on {processes} processes"
+    )
+
+
+def _card(options: FinetuneOptions, collections: Sequence[Collection]) -> str:
     """Return the model card in Markdown."""
+    names = ", ".join(one.name for one in collections)
     return f"""---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
 tags: [condenser-ir, dense-retrieval]
 ---
-# Dense retriever trained on {collection.name}
+# Dense retriever trained on {names}
 
-Bi-encoder with tied towers, started from `{Path(options.encoder).name}` and trained with in-batch
+Bi-encoder, started from `{Path(options.encoder).name}` and trained with in-batch
 negatives ({options.batch_size} queries a step, {options.negatives} hard negatives a query, temperature
 {options.temperature}, learning rate {options.learning_rate}, seed {options.seed}) on split `{options.split}`.
 
@@ -167,22 +249,3 @@ negatives ({options.batch_size} queries a step, {options.negatives} hard negativ
 
 `log.jsonl` holds the training log with the dev figures, `manifest.json` every option and version.
 """
-
-
-def _finish(
-    workspace: Workspace, encoder: Encoder, options: FinetuneOptions, collection: Collection, steps: int
-) -> None:
-    best = workspace.scratch / BEST
-    if best.is_dir():
-        shutil.copytree(best, workspace.path, dirs_exist_ok=True)
-    else:
-        encoder.save(workspace.path, _card(options, collection))
-    workspace.commit(
-        {
-            **read_json(workspace.path / "encoder.json"),
-            "dimension": encoder.dimension,
-            "collection": collection.name,
-            "steps": steps,
-        }
-    )
-    say(f"finetune: {steps:,} steps done, saved to {workspace.output}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from condenser.files import write_json
 
 ENCODER_FILE = "encoder.json"
@@ -61,3 +64,21 @@ def write_modules(
     if projection:
         dense = {"in_features": dimension, "out_features": projection, "bias": bias, "activation_function": IDENTITY}
         write_json(folder / DENSE_FOLDER / "config.json", dense)
+
+
+def pool_texts(states: Tensor, lengths: Tensor, pooling: str) -> Tensor:
+    """Return the vectors (n, hidden) of texts whose token states (tokens, hidden) stand one after the other.
+
+    Args:
+        states: see above.
+        lengths: (n,) int64, tokens of each text.
+        pooling: ``cls``, ``mean`` or ``last``.
+    """
+    ends = lengths.cumsum(0)
+    if pooling == "cls":
+        return states[ends - lengths]
+    if pooling == "last":
+        return states[ends - 1]
+    text_of_token = torch.repeat_interleave(torch.arange(len(lengths), device=states.device), lengths)
+    sums = states.new_zeros(len(lengths), states.shape[1]).index_add(0, text_of_token, states)
+    return sums / lengths[:, None]

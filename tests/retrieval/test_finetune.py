@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoModel
 
 from condenser.errors import UserError
@@ -17,7 +16,7 @@ from retrieval.collections import open_collection
 from retrieval.dev import DevSearch
 from retrieval.encoder import Encoder
 from retrieval.examples import read_examples
-from retrieval.finetune import BiEncoder, finetune
+from retrieval.finetune import finetune
 from retrieval.options import FinetuneOptions
 from tests.command import run
 
@@ -60,7 +59,7 @@ def test_examples_join_positives_and_negatives(collection: Path, capsys: pytest.
     assert examples[0].positives == ("p0", "x0")
     assert examples[0].negatives == ("p1", "p2")
     assert examples[1].positives == ("p1",)
-    assert "1 hard negatives are judged positives of their query" in capsys.readouterr().err
+    assert "left out 1 hard negatives that are judged positives of their query" in capsys.readouterr().err
 
 
 def batches_of(collection: Path, tiny_bert: Path, **others: int) -> PairBatches:
@@ -104,14 +103,6 @@ def test_processes_share_a_step_out(collection: Path, tiny_bert: Path) -> None:
 def test_fewer_negatives_than_asked_are_all_taken(collection: Path, tiny_bert: Path) -> None:
     batch = batches_of(collection, tiny_bert, negatives=5, batch_size=12)(0)[0]
     assert len(batch.passages) == 12 + 2 + 1
-
-
-def test_towers_equal_each_text_alone(collection: Path, tiny_bert: Path) -> None:
-    encoder = Encoder.load(tiny_bert)
-    texts = encoder.tokenize(["the cat", "a very old bird runs to the river bank", "dog"], "query")
-    queries, passages = BiEncoder(encoder)(texts[:1], texts[1:])
-    for row, ids in zip(torch.cat([queries, passages]), texts, strict=True):
-        torch.testing.assert_close(row, encoder(*encoder.pad([ids]))[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -192,13 +183,18 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"cache_tokens": 40, "untied": True}, {"cache_tokens": 20, "graph_memory": 0.0005}],
+    ids=["plain", "cached-untied", "cached-with-graphs"],
+)
+def test_two_processes_equal_one(collection: Path, tiny_bert: Path, tmp_path: Path, change: dict[str, object]) -> None:
     """Negatives are shared over processes: loss and gradient norm are those of the whole batch."""
     model = AutoModel.from_pretrained(tiny_bert, add_pooling_layer=False)
     model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = 0.0
     init = tmp_path / "init"
     Encoder(model, Encoder.load(tiny_bert).tokenizer, Encoder.load(tiny_bert).config).save(init, "")
-    options = options_for(collection, tmp_path / "one", init, max_steps=3, negatives=1, dev_split="none")
+    options = options_for(collection, tmp_path / "one", init, max_steps=3, negatives=1, dev_split="none", **change)
     one = finetune(options)
     run("finetune", dataclasses.replace(options, output=str(tmp_path / "two")), processes=2)
     logs = [(folder / "log.jsonl").read_text().splitlines() for folder in (one, tmp_path / "two")]
@@ -216,6 +212,12 @@ def test_two_processes_equal_one(collection: Path, tiny_bert: Path, tmp_path: Pa
         ({"encoder": "/no/such/encoder"}, "/no/such/encoder: no such folder"),
         ({"collection": ["medqaud"]}, "did you mean medquad"),
         ({"mixed_precision": "fp16"}, "--mixed_precision fp16 needs a GPU"),
+        ({"weights": [1.0, 2.0]}, "--weights gives 2 numbers for 1 collections"),
+        ({"graph_memory": 1.0}, "--graph_memory goes with --cache_tokens"),
+        ({"matryoshka": [8, 32]}, "--matryoshka 32 is not below the 32 numbers of the vectors"),
+        ({"loss": "regression", "negatives": 1}, "--negatives does not go with --loss regression"),
+        ({"loss": "kl"}, "--loss kl compares a positive with others that a teacher scored"),
+        ({"loss": "kl", "negatives": 1}, "no teacher's scores for split 'train'"),
     ],
 )
 def test_bad_options_are_one_line(

@@ -1,0 +1,158 @@
+"""Training without padding: the texts of a batch stand in one row, and each attends to itself alone.
+
+The model is transformers' own, with its dropout, its gradients and whatever was put around its layers; only the
+attention between the projections is ours. All else works token by token and does not see where a text ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+_NAME = "texts_in_a_row"
+# Families whose positions are given as an argument, and which hand what they do not know down to the attention.
+_FIRST_POSITION = {"bert": 0, "electra": 0, "distilbert": 0, "roberta": 1, "xlm-roberta": 1}
+# Texts whose lengths differ by little attend together, padded: as many more scores are cheaper than more calls.
+_MOST_PADDING = 1.2
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Neighbouring texts that attend in one call.
+
+    Attributes:
+        rows: their tokens in the row of all texts.
+        texts: how many there are.
+        longest: tokens of the longest.
+        spread: (texts * longest,) which of the group's tokens stands at a place of the padded block; None when all
+            texts are of one length.
+        collect: (tokens,) at which place of the padded block a token stands.
+        mask: (texts, 1, 1, longest) bool, True on tokens.
+    """
+
+    rows: slice
+    texts: int
+    longest: int
+    spread: Tensor | None = None
+    collect: Tensor | None = None
+    mask: Tensor | None = None
+
+
+def prepare(model: nn.Module) -> bool:
+    """Make a model ready for `states_of_texts`; it goes on working with padded batches as before.
+
+    Returns:
+        Whether its family can do without padding; if not, nothing was changed.
+    """
+    config: Any = model.config
+    if config.model_type not in _FIRST_POSITION or getattr(config, "is_decoder", False):
+        return False
+    AttentionInterface.register(_NAME, _attention)
+    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    model.set_attn_implementation(_NAME)  # type: ignore[operator]
+    return True
+
+
+def states_of_texts(model: nn.Module, texts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return the last hidden states (tokens, hidden) of texts, one text after the other, with gradients.
+
+    Args:
+        model: an encoder that `prepare` took.
+        texts: token ids; the work is least when texts of like length are neighbours.
+        device: where the model is.
+    """
+    config: Any = model.config
+    first = (config.pad_token_id + 1) * _FIRST_POSITION[config.model_type]
+    lengths = [len(text) for text in texts]
+    ids = torch.tensor([[token for text in texts for token in text]], device=device)
+    positions = torch.cat([torch.arange(first, first + length) for length in lengths])[None].to(device)
+    groups = _groups(lengths, device)
+    states: Tensor = model(input_ids=ids, position_ids=positions, text_groups=groups).last_hidden_state
+    return states[0]
+
+
+def _groups(lengths: Sequence[int], device: torch.device) -> list[_Group]:
+    groups = []
+    first = 0
+    starts = [0, *accumulate(lengths)]
+    while first < len(lengths):
+        last, longest, tokens = first, lengths[first], lengths[first]
+        while last + 1 < len(lengths):
+            longer, more = max(longest, lengths[last + 1]), tokens + lengths[last + 1]
+            if longer * (last + 2 - first) > _MOST_PADDING * more:
+                break
+            last, longest, tokens = last + 1, longer, more
+        groups.append(_group(lengths[first : last + 1], longest, starts[first], device))
+        first = last + 1
+    return groups
+
+
+def _group(lengths: Sequence[int], longest: int, start: int, device: torch.device) -> _Group:
+    rows = slice(start, start + sum(lengths))
+    if min(lengths) == longest:
+        return _Group(rows, len(lengths), longest)
+    inside = torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]
+    collect = inside.flatten().nonzero()[:, 0]
+    spread = torch.zeros(len(lengths) * longest, dtype=torch.long).index_put((collect,), torch.arange(len(collect)))
+    mask = inside[:, None, None, :]
+    return _Group(rows, len(lengths), longest, spread.to(device), collect.to(device), mask.to(device))
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    text_groups: Sequence[_Group] | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend within each text.
+
+    Args:
+        module: the attention layer.
+        query: (1, heads, tokens, width), as are ``key`` and ``value``.
+        key: see ``query``.
+        value: see ``query``.
+        attention_mask: of a padded batch.
+        text_groups: how the tokens are shared out over texts; None for a padded batch.
+        dropout: probability on the attention weights.
+        scaling: what scores are multiplied by.
+        others: what a padded batch may need besides.
+
+    Returns:
+        (1, tokens, heads, width), and None in the place of the weights.
+    """
+    if text_groups is None:
+        padded: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+        return padded
+    heads, width = query.shape[1], query.shape[3]
+    outputs = []
+    for group in text_groups:
+        q, k, v = (_block(states, group) for states in (query, key, value))
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, dropout_p=dropout, scale=scaling)
+        mixed = mixed.transpose(1, 2).reshape(group.texts * group.longest, heads, width)
+        outputs.append(mixed if group.collect is None else mixed.index_select(0, group.collect))
+    return torch.cat(outputs)[None], None
+
+
+def _block(states: Tensor, group: _Group) -> Tensor:
+    """Return a group's part of (1, heads, tokens, width) as (texts, heads, longest, width)."""
+    rows = states[0, :, group.rows].transpose(0, 1)
+    if group.spread is not None:
+        rows = rows.index_select(0, group.spread)
+    return rows.unflatten(0, (group.texts, group.longest)).transpose(1, 2)
