@@ -10,6 +10,7 @@ import numpy as np
 
 from condenser.errors import RunFailed, UserError, sample
 from condenser.talk import warn
+from condenser.training.distributed import rank
 from eval.evaluation import evaluate
 from eval.runs import RunArrays
 from eval.sts import correlate
@@ -47,14 +48,14 @@ class DevSearch:
         self._qrels = {query.id: qrels[query.id] for query in self._queries}
         if not self._queries:
             raise UserError(f"no query of split {split!r} has a positive", collection.folder)
-        if len(self._queries) < len(qrels):
+        if len(self._queries) < len(qrels) and rank() == 0:
             warn(f"{len(qrels) - len(self._queries):,} queries of {split} have no positive or no text and are left out")
         self._passages: list[Passage] | None = None
         store = collection.lookup()
         ids = list(store)
         positives = {passage for grades in self._qrels.values() for passage, grade in grades.items() if grade > 0}
         absent = sorted(positives.difference(ids))
-        if absent:
+        if absent and rank() == 0:
             warn(f"{len(absent):,} positives of {split} are not in the corpus and count as not found: {sample(absent)}")
         if pool and pool < len(ids):
             chosen = _sample(ids, positives, pool, seed)

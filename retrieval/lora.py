@@ -12,6 +12,7 @@ from torch import nn
 
 from condenser.errors import UserError
 from condenser.talk import say
+from condenser.training.distributed import rank as process_rank
 from retrieval.encoder import Encoder
 
 # The update is scaled by alpha over rank: with this alpha by 2, whatever the rank.
@@ -59,6 +60,8 @@ def add_lora(encoder: Encoder, rank: int, seed: int) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(config, model)
+    if process_rank():
+        return
     trained = sum(parameter.numel() for parameter in encoder.parameters() if parameter.requires_grad)
     total = sum(parameter.numel() for parameter in encoder.parameters())
     say(f"lora: rank {rank}, {trained:,} of {total:,} parameters are trained ({trained / total:.2%})")
