@@ -162,7 +162,7 @@ class PairBatches:
         self._negatives, self._seed = negatives, seed
         self.count, self.steps_per_epoch = len(examples), self._order.steps_per_epoch
         if negatives and rank == 0:
-            _tell_group(examples.negatives.lengths(), negatives)
+            _tell_group(examples.name, examples.negatives.lengths(), negatives)
 
     def __call__(self, step: int) -> list[PairBatch]:
         """Return the step's batch for this process, as the one micro-batch of the step."""
@@ -309,15 +309,15 @@ class MixedBatches:
         return rng.permutation(np.searchsorted(self._bounds, hundredths, side="right"))
 
 
-def _tell_group(given: np.ndarray, asked: int) -> None:
+def _tell_group(name: str, given: np.ndarray, asked: int) -> None:
     """Say how many hard negatives a query brings along, whatever the data holds."""
     if not given.any():
-        warn(f"--negatives {asked}: the data gives no hard negatives, so there are in-batch negatives only")
+        warn(f"{name}: no hard negatives for --negatives {asked}, so there are in-batch negatives only")
         return
     short = np.count_nonzero(given < asked)
     fewer = f"; {short:,} of {len(given):,} queries have fewer and bring all they have" if short else ""
     say(
-        f"each query brings a positive and {asked} hard negatives, drawn anew each epoch from {given.min():,} "
+        f"{name}: each query brings a positive and {asked} hard negatives, drawn anew each epoch from {given.min():,} "
         f"to {given.max():,} in the data ({given.mean():,.1f} on average){fewer}"
     )
 

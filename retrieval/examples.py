@@ -61,6 +61,7 @@ class Examples(Sequence[Example]):
 
     Args:
         examples: in order.
+        name: what messages call them.
 
     Attributes:
         query_ids: one per query, an array of strings.
@@ -72,7 +73,8 @@ class Examples(Sequence[Example]):
         negative_scores: per query, a teacher's scores in the order of ``negatives``.
     """
 
-    def __init__(self, examples: Iterable[Example]) -> None:
+    def __init__(self, examples: Iterable[Example], name: str = "training data") -> None:
+        self.name = name
         query_ids, texts = [], []
         self.positives, self.negatives = Ragged("i"), Ragged("i")
         self.positive_scores, self.negative_scores = Ragged("f"), Ragged("f")
@@ -144,10 +146,11 @@ def read_examples(
         raise UserError(f"no teacher's scores for split {split!r}", collection.folder, "--loss softmax needs none")
     negatives = collection.negatives(split) if with_negatives and not with_scores else {}
     join = _Join(collection.qrels(split), negatives, teacher, collection.lookup())
-    examples = Examples(example for query in collection.queries(split) if (example := join.example(query)))
+    usable = (example for query in collection.queries(split) if (example := join.example(query)))
+    examples = Examples(usable, f"{collection.name}, {split}")
     join.check(split, collection.folder, len(examples), drop_empty=drop_empty)
     if rank() == 0:
-        join.tell(split, len(examples))
+        join.tell(examples.name, len(examples))
     return examples
 
 
@@ -178,7 +181,7 @@ class _Join:
 
     def example(self, query: Query) -> Example | None:
         """Return a query's example, or None if it cannot be trained on."""
-        del self._without_text[query.id]
+        self._without_text.pop(query.id, None)
         judged = {passage: None for passage, grade in self._qrels[query.id].items() if grade > 0}
         positives = self._in_corpus(judged, self._absent_positives)
         if not positives:
@@ -220,20 +223,20 @@ class _Join:
                 "--drop_empty leaves them out" if kept else None,
             )
 
-    def tell(self, split: str, kept: int) -> None:
+    def tell(self, name: str, kept: int) -> None:
         """Warn of what is left out."""
         dropped = sum(map(len, self._unusable.values()))
         if dropped:
-            warn(f"{split}: kept {kept:,} of {kept + dropped:,} queries, dropped {dropped:,}: {self._reasons()}")
+            warn(f"{name}: kept {kept:,} of {kept + dropped:,} queries, dropped {dropped:,}: {self._reasons()}")
         for what, ids in (
             ("judged queries that are not in the query file", self._without_text),
             ("judged positives that are not in the corpus", self._absent_positives),
             ("hard negatives that are not in the corpus", self._absent_negatives),
         ):
             if ids:
-                warn(f"{split}: left out {len(ids):,} {what} ({sample(ids)})")
+                warn(f"{name}: left out {len(ids):,} {what} ({sample(ids)})")
         if self._contradicted:
-            warn(f"{split}: left out {self._contradicted:,} hard negatives that are judged positives of their query")
+            warn(f"{name}: left out {self._contradicted:,} hard negatives that are judged positives of their query")
 
     def _in_corpus(self, passages: Iterable[str], absent: dict[str, None]) -> tuple[str, ...]:
         here = []

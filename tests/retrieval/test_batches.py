@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,9 @@ import torch
 
 from condenser.errors import UserError
 from retrieval.batches import Batches, MixedBatches, PairBatch, PairBatches, ScoredPairBatches
+from retrieval.collections import open_collection
 from retrieval.encoder import Encoder
-from retrieval.examples import Example, Examples
+from retrieval.examples import Example, Examples, read_examples
 from retrieval.records import Passage, ScoredPair
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -64,6 +64,12 @@ def test_each_query_comes_once_an_epoch_with_a_positive(encoder: Encoder) -> Non
     assert sorted(names) == sorted(example.query_id for example in TWELVE)
 
 
+def test_queries_left_over_come_in_another_epoch(encoder: Encoder) -> None:
+    batches = batches_of(TWELVE, encoder, batch_size=5)
+    assert batches.steps_per_epoch == 2
+    assert {name for step in range(8) for name in batches.names(step)} == {example.query_id for example in TWELVE}
+
+
 def test_a_step_is_a_function_of_seed_and_step(encoder: Encoder) -> None:
     first, again = (batches_of(TWELVE, encoder, negatives=3) for _ in range(2))
     for step in (7, 2):  # in no order
@@ -92,21 +98,12 @@ def test_rows_with_different_numbers_of_negatives(
     encoder: Encoder, cases: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Cases B24, R16: 0, 1, 3 and 10 negatives and a group of 1 + 4; nobody is drawn twice, nothing is made up."""
-    records = [json.loads(line) for line in (cases / "24" / "train.jsonl").read_text().splitlines()]
-    texts = {p["docid"]: p["text"] for r in records for p in r["positive_passages"] + r["negative_passages"]}
-    examples = [
-        Example(
-            r["query_id"],
-            r["query"],
-            *(tuple(p["docid"] for p in r[f"{kind}_passages"]) for kind in ("positive", "negative")),
-        )
-        for r in records
-    ]
-    passages = {docid: Passage(docid, "", text) for docid, text in texts.items()}
-    batches = PairBatches(Examples(examples), passages, encoder, batch_size=4, negatives=4, seed=1)
+    collection = open_collection(cases / "24" / "train.jsonl")
+    examples = read_examples(collection, "train", with_negatives=True)
+    batches = PairBatches(examples, collection.lookup(), encoder, batch_size=4, negatives=4, seed=1)
     assert capsys.readouterr().err == (
-        "each query brings a positive and 4 hard negatives, drawn anew each epoch from 0 to 10 in the data "
-        "(3.5 on average); 3 of 4 queries have fewer and bring all they have\n"
+        "train.jsonl, train: each query brings a positive and 4 hard negatives, drawn anew each epoch from 0 to 10 "
+        "in the data (3.5 on average); 3 of 4 queries have fewer and bring all they have\n"
     )
     for step in range(2):
         batch = batches(step)[0]
@@ -115,16 +112,14 @@ def test_rows_with_different_numbers_of_negatives(
         by_name = dict(zip(batches.names(step), own, strict=True))
         assert by_name == {"q0": 1, "q1": 2, "q2": 4, "q3": 5}
         assert len(set(batch.passage_rows.tolist())) == 12
-    PairBatches(Examples(examples), passages, encoder, batch_size=4, negatives=1, seed=1)
+    PairBatches(examples, collection.lookup(), encoder, batch_size=4, negatives=1, seed=1)
     assert "each query brings a positive and 1 hard negatives" in capsys.readouterr().err
 
 
 def test_no_negatives_in_the_data_is_said(encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
     batches_of(TWELVE[:1] * 4, encoder, negatives=2)
-    assert (
-        "--negatives 2: the data gives no hard negatives, so there are in-batch negatives only"
-        in capsys.readouterr().err
-    )
+    told = "training data: no hard negatives for --negatives 2, so there are in-batch negatives only"
+    assert told in capsys.readouterr().err
 
 
 def test_owners_and_scores_follow_the_passages(encoder: Encoder) -> None:

@@ -92,7 +92,8 @@ def test_dropped_queries_are_counted_by_reason(make: Any, capsys: pytest.Capture
         read_examples(collection, "train")
     assert read_examples(collection, "train", drop_empty=True).query_ids.tolist() == ["q0", "q1", "q2"]
     reasons = "1 without a positive ('q3'), 1 with no positive in the corpus ('q4')"
-    assert f"warning: train: kept 3 of 5 queries, dropped 2: {reasons}\n" in capsys.readouterr().err
+    told = f"warning: {collection.name}, train: kept 3 of 5 queries, dropped 2: {reasons}\n"
+    assert told in capsys.readouterr().err
 
 
 def test_nothing_left_is_refused_whatever_is_asked(make: Any) -> None:
@@ -105,13 +106,13 @@ def test_positives_outside_the_corpus_are_counted(make: Any, capsys: pytest.Capt
     """Cases B7, R13."""
     examples = read_examples(make({"q0": {"p0": 1, "d_gone": 1}, "q1": {"p1": 1}}), "train")
     assert [example.positives for example in examples] == [("p0",), ("p1",)]
-    assert "train: left out 1 judged positives that are not in the corpus ('d_gone')" in capsys.readouterr().err
+    assert ", train: left out 1 judged positives that are not in the corpus ('d_gone')" in capsys.readouterr().err
 
 
 def test_judged_queries_without_a_text_are_counted(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Case B8."""
     assert len(read_examples(make(good(3), queries=2), "train")) == 2
-    assert "train: left out 1 judged queries that are not in the query file ('q2')" in capsys.readouterr().err
+    assert ", train: left out 1 judged queries that are not in the query file ('q2')" in capsys.readouterr().err
 
 
 def test_a_query_id_with_two_texts_is_refused(make: Any, tmp_path: Path) -> None:
@@ -133,8 +134,8 @@ def test_negatives_that_cannot_be_used_are_counted(make: Any, capsys: pytest.Cap
     collection = make(good(2), negatives={"q0": ["p0", "p5", "gone"], "q1": ["gone", "lost"]})
     assert [example.negatives for example in read_examples(collection, "train", with_negatives=True)] == [("p5",), ()]
     told = capsys.readouterr().err
-    assert "train: left out 1 hard negatives that are judged positives of their query" in told
-    assert "train: left out 2 hard negatives that are not in the corpus ('gone', 'lost')" in told
+    assert ", train: left out 1 hard negatives that are judged positives of their query" in told
+    assert ", train: left out 2 hard negatives that are not in the corpus ('gone', 'lost')" in told
 
 
 def test_negatives_of_another_corpus_are_refused(make: Any) -> None:
