@@ -61,7 +61,16 @@ def encode(options: EncodeOptions) -> Path:
     inputs = {"encoder_files": fingerprint(folder), "texts": source.fingerprint}
     with SharedWorkspace(options.output, "vectors", config=result_config(options), inputs=inputs) as workspace:
         if not workspace.done:
-            _Worker(options, source, folder, workspace).work()
+            worker = _Worker(options, source, folder, workspace)
+            try:
+                worker.work()
+            except FileNotFoundError:
+                # Another worker may have published: then the folder was renamed under our hands.
+                if not workspace.published():
+                    raise
+            if not worker.has_published:
+                made = _number(worker.made, "shards")
+                say(f"{workspace.output}: finished by another process; {made} by this one")
         return workspace.output
 
 
@@ -69,39 +78,43 @@ class _Worker:
     """One of the processes that fill a folder: it makes shards as long as there are any that nobody has."""
 
     def __init__(self, options: EncodeOptions, source: _Source, folder: Path, workspace: SharedWorkspace) -> None:
-        self._options, self._source, self._workspace = options, source, workspace
-        self._total = self._count_texts()
-        self._refuse_strangers(self._total)
-        place = workspace.scratch / "shards"
-        self._seals = Seals(workspace.path, place, options.store)
-        self._claims = Claims(place)
-        # Imported here, because the checks above need no torch, which takes seconds to come.
-        from retrieval.encoder import Encoder
-
-        self._encoder = Encoder.load(
-            folder,
-            device=_device(options.device),
-            dimension=options.dim,
-            **{f"{options.kind}_max_length": options.max_length},
-        )
-        self._made = 0
-        self._has_told = False
+        self._options, self._source, self._folder, self._workspace = options, source, folder, workspace
+        self._place = workspace.scratch / "shards"
+        self._seals = Seals(workspace.path, self._place, options.store)
+        self._claims = Claims(self._place)
+        self._total: int | None = None
+        self._encoder: Any = None
+        self.made = 0
+        self.has_published = False
 
     def work(self) -> None:
-        """Return when the folder is finished, by this worker or another."""
+        """Return when the folder is finished, by this worker or another.
+
+        Raises:
+            FileNotFoundError: another finished it and renamed the folder at this moment.
+            UserError: as `encode`.
+        """
+        self._total = self._count_texts()
+        self._refuse_strangers(self._total)
+        self._encoder = self._load_encoder()
+        self._place.mkdir(exist_ok=True)
         quiet = os.environ.get("RANK", "0") != "0"
         unit = _UNITS[self._options.kind]
         with self._claims:
-            try:
-                self._adopt_withdrawn()
-                with Meter("encode", self._total, unit, start=self._count_done(), quiet=quiet) as meter:
-                    self._fill(meter)
-            except FileNotFoundError:
-                # Another worker may have published: then the folder was renamed under our hands.
-                if not self._workspace.published():
-                    raise
-        if not self._has_told:
-            say(f"{self._workspace.output}: finished by another process; {_number(self._made, 'shards')} by this one")
+            self._adopt_withdrawn()
+            with Meter("encode", self._total, unit, start=self._count_done(), quiet=quiet) as meter:
+                self._fill(meter)
+
+    def _load_encoder(self) -> Any:
+        # Imported here, because all checks before need no torch, which takes seconds to come.
+        from retrieval.encoder import Encoder
+
+        return Encoder.load(
+            self._folder,
+            device=_device(self._options.device),
+            dimension=self._options.dim,
+            **{f"{self._options.kind}_max_length": self._options.max_length},
+        )
 
     def _adopt_withdrawn(self) -> None:
         """Take over the shards of a finished folder that was damaged; once, for a seal broken later must not return."""
@@ -155,7 +168,7 @@ class _Worker:
             shard = Shard([record.id for record in records], cut)
             write_shard(self._workspace.path, number, vectors, shard, self._options.store)
             self._seals.seal(number)
-            self._made += 1
+            self.made += 1
 
     def _publish(self, shards: int) -> list[int]:
         """Compare every shard with its seal and publish the folder; or return the damaged ones, to be made anew."""
@@ -178,6 +191,8 @@ class _Worker:
             stored = read_ids(ids_file(path, number))
             count, cut = count + len(stored.ids), cut + stored.cut
         self._refuse_strangers(count)
+        if _open_source(options).fingerprint != self._source.fingerprint:
+            raise UserError("has changed while it was encoded", self._source.name, f"remove {path} and begin again")
         length = self._encoder.max_length(options.kind)
         self._workspace.commit(
             self._encoder.facts()
@@ -191,9 +206,9 @@ class _Worker:
             }
         )
         texts = _number(count, _UNITS[options.kind])
-        share = f"; {_number(self._made, 'shards')} by this process" if self._made < shards else ""
+        share = f"; {_number(self.made, 'shards')} by this process" if self.made < shards else ""
         say(f"encoded {texts} in {_number(shards, 'shards')}, {cut:,} of {texts} cut at {length} tokens{share}")
-        self._has_told = True
+        self.has_published = True
 
     def _count_texts(self) -> int | None:
         """Return how many texts there are, None with bad lines passed over; raise UserError if there is none.

@@ -24,7 +24,6 @@ class Seals:
 
     def __init__(self, folder: Path, place: Path, store: Store) -> None:
         self._folder, self._place, self._store = folder, place, store
-        place.mkdir(exist_ok=True)
 
     def adopt(self, files: Mapping[str, Any]) -> None:
         """Seal what a manifest describes, whether it is still so or not: `damaged` will tell."""

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import pytest
 from condenser.artifacts import MANIFEST
 from condenser.errors import UserError
 from condenser.faults import VARIABLE
+from retrieval import encode as encode_module
 from retrieval.claims import Claims
 from retrieval.encode import encode
 from retrieval.encoder import Encoder
@@ -148,6 +150,44 @@ def test_several_workers_make_what_one_makes(
     assert said.count("vectors: finished by another process; ") == 2
     made = [int(number) for number in re.findall(r"(\d+) shards? by this", said)]
     assert sum(made) == 8 or made == [0, 0], said
+
+
+def test_a_worker_may_come_too_late(
+    options: EncodeOptions,
+    straight: dict[str, bytes],
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    count = encode_module._Worker._count_texts
+
+    def count_while_another_does_it_all(worker: encode_module._Worker) -> int | None:
+        monkeypatch.undo()
+        assert ended(start(options)) == 0
+        return count(worker)
+
+    monkeypatch.setattr(encode_module._Worker, "_count_texts", count_while_another_does_it_all)
+    assert encode(options) == tmp_path / "vectors"
+    assert capsys.readouterr().err.endswith("vectors: finished by another process; 0 shards by this one\n")
+    assert contents(tmp_path / "vectors") == straight and folders_of(tmp_path) == ["vectors"]
+
+
+def test_a_corpus_that_changes_meanwhile_is_found_out(
+    options: EncodeOptions, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case R41."""
+    write = encode_module.write_shard
+
+    def write_and_change(folder: Path, number: int, *rest: Any) -> None:
+        write(folder, number, *rest)
+        if number == 7:
+            (tmp_path / "corpus.jsonl").write_text((tmp_path / "corpus.jsonl").read_text().replace("river", "bank"))
+
+    monkeypatch.setattr(encode_module, "write_shard", write_and_change)
+    with pytest.raises(UserError, match=r"corpus\.jsonl: has changed while it was encoded \(remove .*vectors\.partial"):
+        encode(options)
+    assert not (tmp_path / "vectors").exists()
 
 
 def test_the_living_finish_what_the_killed_left(
