@@ -219,8 +219,8 @@ class _SavedBytes:
 
 
 def _is_untied(model: nn.Module) -> bool:
-    encoder: Encoder = getattr(model, "module", model).encoder  # DDP's wrapper has the model in `module`
-    return encoder.query_model is not None
+    towers: Any = getattr(model, "module", model)  # DDP's wrapper has the model in `module`
+    return towers.encoder.query_model is not None
 
 
 def _in_order(vectors: Tensor, chunks: Sequence[Chunk], batch: PairBatch) -> tuple[Tensor, Tensor]:
