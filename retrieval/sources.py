@@ -93,9 +93,13 @@ def plain_suffix(path: str | Path) -> str:
 
 
 def first_character(path: str | Path) -> str:
-    """Return a file's first character that is not blank; empty when there is none or it is not UTF-8."""
-    line = next((line for _, _, line in LineFile(path).scan(lambda error: None)), "")
-    return line.lstrip()[:1]
+    """Return a file's first character that is not blank; empty when there is none near its beginning."""
+    with open_bytes(path) as stream:
+        try:
+            head = stream.read(1 << 16)
+        except Exception:  # damage is told where the file is read, with its place
+            return ""
+    return head.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").lstrip()[:1]
 
 
 class _MappedFile:

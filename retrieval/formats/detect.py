@@ -93,7 +93,7 @@ def _of_record(record: dict[str, Any], where: str) -> Format:
     if all(names & set(known) for known in (FIRST_NAMES, SECOND_NAMES, SCORE_NAMES)):
         return "scored"
     has_scores = any(name in SCORES_NAMES or name.endswith(("_score", "_scores")) for name in names)
-    if names & set(QUERY_NAMES) and (names & set(POSITIVE_NAMES) or ("passage" in names and has_scores)):
+    if names & set(QUERY_NAMES) and names & {*POSITIVE_NAMES, "passage"}:
         if has_scores:
             return "scored"
         has_negatives = names & set(NEGATIVE_NAMES) or any(name.startswith("negative_") for name in names)

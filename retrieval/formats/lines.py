@@ -83,7 +83,7 @@ def line_parser(format: str, path: Path) -> Parser:
 
     if json_suffix(path) or format in ("dpr", "tevatron", "datasets"):
         return lambda raw, where: checked(parse_record(raw, where) if isinstance(raw, str) else raw, where)
-    columns = Columns(_COLUMNS[format], _COLUMN_NAMES)
+    columns = Columns(_COLUMNS[format], frozenset() if format == "msmarco" else _COLUMN_NAMES)
 
     def split(line: str, where: str) -> Sequence[TrainingLine]:
         fields = columns(line, where)
@@ -154,6 +154,8 @@ def _text_line(fields: Fields, where: str) -> TrainingLine:
         for passage in _passages(fields[name], name, where)
     ]
     candidates = [] if positive else _passages(fields["passage"], "passage", where)
+    if not _score_names(fields):  # nobody says how well it fits, so it does
+        positives, candidates = positives or candidates, []
     scores = _scores(fields, positives or candidates, negatives, where)
     pair = None
     if scores and len(positives) + len(candidates) == 1 and not negatives:

@@ -140,7 +140,8 @@ class TrainingCollection(Collection):
                     known[query.id] = query.text
                     yield query
                 elif known[query.id] != query.text:
-                    raise UserError(f"query id {query.id!r} of split {name!r} has another text in an earlier split")
+                    what = f"query id {query.id!r} of split {name!r} has another text in an earlier split"
+                    raise UserError(what, self.folder)
 
     def splits(self) -> list[str]:
         """Return the names of the splits, sorted."""

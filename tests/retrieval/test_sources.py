@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from condenser.errors import UserError
+from condenser.files import MAX_LINE_BYTES
 from retrieval.sources import ArrayFile, LineFile, open_source
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
@@ -59,7 +60,7 @@ def test_objects_of_an_array_are_found_again(tmp_path: Path, packing: str, inden
         assert all(lines[int(where.rsplit(":", 1)[1]) - 1].lstrip().startswith("{") for _, where, _ in found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.dictionaries(
@@ -132,3 +133,18 @@ def test_source_is_told_by_the_first_character(tmp_path: Path) -> None:
     (tmp_path / "array.jsonl").write_text('\n [{"a": 1}]')
     assert isinstance(open_source(tmp_path / "lines.json"), LineFile)
     assert [record for _, _, record in open_source(tmp_path / "array.jsonl").scan()] == [{"a": 1}]
+
+
+@pytest.mark.parametrize("packing", ["", ".gz"])
+def test_an_array_may_be_one_line_of_any_length(tmp_path: Path, packing: str) -> None:
+    """R10: what is too long is an object, not the array."""
+    record = json.dumps({"text": "word " * 2000})
+    text = f"[{', '.join([record] * (MAX_LINE_BYTES // len(record) + 100))}]".encode()
+    assert len(text) > MAX_LINE_BYTES
+    path = tmp_path / f"a.json{packing}"
+    path.write_bytes(gzip.compress(text, 1) if packing else text)
+    assert sum(1 for _ in open_source(path).scan()) == MAX_LINE_BYTES // len(record) + 100
+    if not packing:
+        path.write_bytes(b'[{"a": 1},\n{"text": "' + b"x" * MAX_LINE_BYTES + b'"}]')
+        with pytest.raises(UserError, match=r"a\.json:2: an object is longer than 67,108,864 bytes"):
+            list(open_source(path).scan())

@@ -157,6 +157,7 @@ TRIPLES = {"who": (["x"], ["a", "b"]), "what": (["y"], ["a"])}
             PAIRS,
         ),
         ("a.tsv", "query\tpositive\nwho\tx\nwhat\ty\n", "pairs", PAIRS),
+        ("a.tsv", "passage\tquery\nx\twho\ny\twhat\n", "pairs", PAIRS),
         ("a.tsv", "answer\tquestion\nx\twho\ny\twhat\n", "pairs", PAIRS),
         (
             "a.jsonl",
@@ -347,6 +348,14 @@ def test_bad_lines_can_be_passed_over(tmp_path: Path, capsys: pytest.CaptureFixt
     collection = open_collection(path, skip_bad=True)
     assert len(list(collection.queries("train"))) == 4 == len(list(collection.passages()))
     assert f"{path}: 1 line skipped, first {path}:3: not valid JSON" in capsys.readouterr().err
+
+
+def test_one_query_id_with_two_texts_in_two_splits(tmp_path: Path) -> None:
+    """Case B12."""
+    lines(tmp_path / "train.jsonl", [TEVATRON[0]])
+    lines(tmp_path / "dev.jsonl", [TEVATRON[0] | {"query": "whom"}])
+    with pytest.raises(UserError, match="query id '1' of split 'train' has another text in an earlier split"):
+        list(open_collection(tmp_path).queries())
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
