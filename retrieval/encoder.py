@@ -16,6 +16,8 @@ from condenser.artifacts import fingerprint
 from condenser.errors import UserError
 from condenser.files import atomic_write
 from condenser.hub import local_folder, position_limit
+from condenser.models.packed import PackedForward, packed_forward_of
+from condenser.models.pooling import pool_padded
 from retrieval.encoder_files import PASSAGE_TOWER, QUERY_TOWER, EncoderConfig, read_config, write_pair
 from retrieval.encoder_weights import Tower, check_same, load_towers, save_tower, tokenizer_digest
 from retrieval.records import Passage
@@ -37,10 +39,11 @@ class Encoder(nn.Module):
         tokenizer: its tokenizer.
         config: pooling, normalisation, towers, projection, prompts, template and length limits.
         source: the folder it was loaded from.
-        query_model: the queries' own encoder; None copies ``model`` where the config has untied towers.
+        query_model: the queries' own encoder; None copies ``model`` and ``head`` where the config has untied
+            towers.
         head: the linear layer after pooling (Tevatron's dense pooler); None makes a new one where the
             config has a projection.
-        query_head: the queries' own; None copies ``head`` where the config has untied towers.
+        query_head: the linear layer of ``query_model``.
         dimension: only so many first numbers of each vector (Matryoshka); normalised anew where the config
             normalises. A way to use the encoder: it is not saved with it.
 
@@ -65,9 +68,8 @@ class Encoder(nn.Module):
         super().__init__()
         if config.projection and head is None:
             head = nn.Linear(model.config.hidden_size, config.projection)
-        if config.untied:
-            query_model = deepcopy(model) if query_model is None else query_model
-            query_head = deepcopy(head) if query_head is None else query_head
+        if config.untied and query_model is None:
+            query_model, query_head = deepcopy(model), deepcopy(head)
         self.model = model
         self.query_model = query_model
         self.head = head
@@ -211,18 +213,7 @@ class Encoder(nn.Module):
             (n, dimension); of length 1 if the config normalises.
         """
         states = self.tower(kind).model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        return self.finish(self._pool(states, attention_mask), kind)
-
-    def _pool(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Return (n, hidden): each row's vector from its token states (n, length, hidden)."""
-        if self.config.pooling == "cls":
-            return states[:, 0]
-        if attention_mask is None:
-            return states.mean(dim=1) if self.config.pooling == "mean" else states[:, -1]
-        lengths = attention_mask.sum(dim=1).clamp(min=1)
-        if self.config.pooling == "last":
-            return states[torch.arange(len(states), device=states.device), lengths - 1]
-        return (states * attention_mask.unsqueeze(-1).to(states.dtype)).sum(dim=1) / lengths.unsqueeze(-1)
+        return self.finish(pool_padded(states, attention_mask, self.config.pooling), kind)
 
     def finish(self, pooled: Tensor, kind: Kind) -> Tensor:
         """Return (n, dimension) from pooled states (n, hidden): projected, truncated, normalised."""
@@ -308,18 +299,32 @@ class Encoder(nn.Module):
         """
         budget = batch_tokens or _BATCH_TOKENS.get(self.device.type, _BATCH_TOKENS["cpu"])
         vectors = np.empty((len(token_ids), self.dimension), dtype=np.float32)
+        model = self.tower(kind).model
+        packed = packed_forward_of(model)
         was_training = self.training
         self.eval()
         try:
             with torch.inference_mode():
                 for rows in batches_by_length([len(ids) for ids in token_ids], budget):
-                    batch = self(*self.pad([token_ids[row] for row in rows]), kind=kind)
-                    vectors[rows] = batch.float().cpu().numpy()
+                    texts = [token_ids[row] for row in rows]
+                    pooled = self._pool_packed(packed, texts) if packed else self._pool_padded(model, texts)
+                    vectors[rows] = self.finish(pooled, kind).cpu().numpy()
                     if on_batch:
                         on_batch(len(rows))
         finally:
             self.train(was_training)
         return vectors
+
+    def _pool_packed(self, packed: PackedForward, token_ids: Sequence[Sequence[int]]) -> Tensor:
+        if self.config.pooling != "mean":
+            return packed(token_ids, self.config.pooling)[0].float()
+        states, lengths = packed(token_ids)
+        return torch.stack([text.mean(dim=0) for text in states.float().split(lengths.tolist())])
+
+    def _pool_padded(self, model: Any, token_ids: Sequence[Sequence[int]]) -> Tensor:
+        input_ids, mask = self.pad(token_ids)
+        states = model(input_ids=input_ids, attention_mask=mask).last_hidden_state.float()
+        return pool_padded(states, mask, self.config.pooling)
 
     def save(self, folder: str | Path, card: str) -> None:
         """Write a folder that `load`, AutoModel and SentenceTransformer open with the same vectors.

@@ -171,11 +171,6 @@ def _read_own(file: Path, default: EncoderConfig) -> EncoderConfig:
 
 def _read_sentence_transformers(folder: Path, longest: int, projection: int | None) -> EncoderConfig:
     modules = _read_modules(folder)
-    kinds = [module.kind for module in modules]
-    if kinds != [kind for kind in _MODULES if kind in kinds] or kinds[:1] != ["Transformer"]:
-        raise UserError(
-            f"modules are {', '.join(kinds)}, expected {', '.join(_MODULES)} in this order", folder / MODULES_FILE
-        )
     pooling = "mean"
     for module in modules:
         if module.kind == "Pooling":
@@ -183,14 +178,14 @@ def _read_sentence_transformers(folder: Path, longest: int, projection: int | No
     lengths = _read_if_there(folder / "sentence_bert_config.json").get("max_seq_length") or longest
     own = _read_if_there(folder / "config_sentence_transformers.json")
     prompts = own.get("prompts") or {}
-    default_prompt = prompts.get(own.get("default_prompt_name")) or ""
-    passage_prompts = [prompts[name] for name in ("document", "passage", "corpus") if name in prompts]
+    # Their names for the passages' prompt; files that have several leave all but one empty.
+    passage_prompts = [prompts.get(name) for name in ("document", "passage", "corpus")]
     return EncoderConfig(
         pooling=pooling,
-        normalize="Normalize" in kinds or own.get("similarity_fn_name") == "cosine",
+        normalize=modules[-1].kind == "Normalize" or own.get("similarity_fn_name") == "cosine",
         projection=projection,
-        query_prompt=prompts.get("query", default_prompt) or "",
-        passage_prompt=(passage_prompts or [default_prompt])[0] or "",
+        query_prompt=prompts.get("query") or "",
+        passage_prompt=next(filter(None, passage_prompts), ""),
         query_max_length=min(lengths, longest),
         passage_max_length=min(lengths, longest),
     )
@@ -205,11 +200,13 @@ def _read_modules(folder: Path) -> list[_Module]:
     """Return each module's class name and subfolder; the file is a JSON array, not an object."""
     file = folder / MODULES_FILE
     try:
-        modules = [
-            _Module(str(one["type"]).rsplit(".", 1)[-1], str(one["path"])) for one in orjson.loads(file.read_bytes())
-        ]
+        entries = orjson.loads(file.read_bytes())
+        modules = [_Module(str(one["type"]).rsplit(".", 1)[-1], str(one["path"])) for one in entries]
     except (orjson.JSONDecodeError, TypeError, KeyError):
         raise UserError("expected a JSON array of modules with type and path", file) from None
+    kinds = [module.kind for module in modules]
+    if kinds != [kind for kind in _MODULES if kind in kinds] or kinds[:1] != ["Transformer"]:
+        raise UserError(f"modules are {', '.join(kinds) or 'none'}, expected {', '.join(_MODULES)} in this order", file)
     for module in modules:
         if module.path and Path(module.path).name != module.path:
             raise UserError(f"lists {module.path!r}, which lies outside the folder", file)

@@ -66,6 +66,24 @@ def write_modules(
         write_json(folder / DENSE_FOLDER / "config.json", dense)
 
 
+def pool_padded(states: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
+    """Return the vectors (n, hidden) of texts from their token states (n, length, hidden), padded at the right.
+
+    Args:
+        states: see above.
+        attention_mask: (n, length), 1 on tokens and 0 on padding; None when no row is padded.
+        pooling: ``cls``, ``mean`` or ``last``.
+    """
+    if pooling == "cls":
+        return states[:, 0]
+    if attention_mask is None:
+        return states.mean(dim=1) if pooling == "mean" else states[:, -1]
+    lengths = attention_mask.sum(dim=1).clamp(min=1)
+    if pooling == "last":
+        return states[torch.arange(len(states), device=states.device), lengths - 1]
+    return (states * attention_mask.unsqueeze(-1).to(states.dtype)).sum(dim=1) / lengths.unsqueeze(-1)
+
+
 def pool_texts(states: Tensor, lengths: Tensor, pooling: str) -> Tensor:
     """Return the vectors (n, hidden) of texts whose token states (tokens, hidden) stand one after the other.
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoTokenizer
 
 from condenser.errors import UserError
+from retrieval.cli import main
 from retrieval.encoder import Encoder, EncoderConfig, batches_by_length
 from retrieval.records import Passage
 
@@ -22,12 +25,6 @@ TEXTS = [" ".join(["river bank money water"] * count) for count in (12, 1, 8, 1,
 @pytest.fixture(scope="module")
 def tiny(tiny_bert: Path) -> Encoder:
     return Encoder.load(tiny_bert)
-
-
-@pytest.fixture()
-def copied(tiny_bert: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny model to damage."""
-    return Path(shutil.copytree(tiny_bert, tmp_path / "model"))
 
 
 def with_config(encoder: Encoder, **changes: object) -> Encoder:
@@ -45,56 +42,6 @@ def test_a_bare_folder_is_cls_pooled_and_says_so(tiny_bert: Path, capsys: pytest
     np.testing.assert_allclose(encoder.encode_queries(["river bank"])[0], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-@pytest.mark.parametrize("normalize", [False, True])
-def test_saved_folder_gives_the_same_vectors_everywhere(
-    tiny: Encoder, tmp_path: Path, pooling: str, normalize: bool
-) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    encoder = with_config(tiny, pooling=pooling, normalize=normalize, query_prompt="what is ", passage_prompt="the ")
-    encoder.save(tmp_path / "encoder", card="# a card\n")
-    passages = [Passage(str(number), "", text) for number, text in enumerate(TEXTS)]
-    queries, documents = encoder.encode_queries(TEXTS[1:2]), encoder.encode_passages(passages)
-    assert queries.dtype == documents.dtype == np.float32
-
-    again = Encoder.load(tmp_path / "encoder")
-    assert again.config == encoder.config
-    np.testing.assert_array_equal(again.encode_passages(passages), documents)
-
-    other = SentenceTransformer(str(tmp_path / "encoder"), device="cpu")
-    np.testing.assert_allclose(other.encode_query(TEXTS[1:2]), queries, atol=1e-5)
-    np.testing.assert_allclose(other.encode_document(TEXTS), documents, atol=1e-5)
-    assert other.similarity_fn_name == ("cosine" if normalize else "dot")
-
-    _, info = AutoModel.from_pretrained(tmp_path / "encoder", add_pooling_layer=False, output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    # The pooler, which no encoder of ours uses, is all that a plain AutoModel adds.
-    _, info = AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
-    assert info["missing_keys"] == {"pooler.dense.weight", "pooler.dense.bias"}
-    assert (tmp_path / "encoder" / "README.md").read_text() == "# a card\n"
-
-
-def test_sentence_transformers_own_files_are_read(tiny: Encoder, tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    with_config(tiny, pooling="mean", normalize=True, query_prompt="what is ").save(tmp_path / "ours", card="")
-    SentenceTransformer(str(tmp_path / "ours"), device="cpu").save(str(tmp_path / "theirs"))
-    assert not (tmp_path / "theirs" / "encoder.json").exists()
-    config = Encoder.load(tmp_path / "theirs").config
-    assert (config.pooling, config.normalize, config.query_prompt) == ("mean", True, "what is ")
-    assert config.passage_max_length == 64
-
-
-def test_saving_twice_gives_the_same_bytes(tiny: Encoder, tmp_path: Path) -> None:
-    tiny.save(tmp_path / "one", card="")
-    tiny.encode_queries(["river " * 50])  # leaves a truncation rule in the tokenizer
-    tiny.save(tmp_path / "two", card="")
-    for file in (tmp_path / "one").rglob("*.*"):
-        if file.is_file():
-            assert file.read_bytes() == (tmp_path / "two" / file.relative_to(tmp_path / "one")).read_bytes(), file.name
-
-
 def test_rows_stay_in_input_order_and_equal_the_text_alone(tiny: Encoder) -> None:
     """Case B35."""
     texts = [" ".join(["fever"] * count) for count in (50, 1, 30, 2, 10)]
@@ -105,7 +52,7 @@ def test_rows_stay_in_input_order_and_equal_the_text_alone(tiny: Encoder) -> Non
     assert np.abs(alone[0] - alone[1]).max() > 1e-2
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 def test_batch_size_does_not_change_vectors(tiny: Encoder, pooling: str) -> None:
     """Case B38."""
     encoder = with_config(tiny, pooling=pooling, query_max_length=64)
@@ -124,7 +71,7 @@ def test_one_text_and_no_text(tiny: Encoder) -> None:
     assert tiny.encode_passages([]).shape == (0, 32)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 def test_empty_and_odd_texts_have_finite_vectors(tiny: Encoder, pooling: str) -> None:
     """Case B40."""
     vectors = with_config(tiny, pooling=pooling, normalize=True).encode_queries(["", "   ", "\u200b", "a"])
@@ -132,12 +79,14 @@ def test_empty_and_odd_texts_have_finite_vectors(tiny: Encoder, pooling: str) ->
     np.testing.assert_allclose(vectors[1:3], vectors[[0, 0]], atol=1e-6)
 
 
-def test_left_padding_in_the_tokenizers_files_is_overruled(copied: Path) -> None:
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
+def test_left_padding_in_the_tokenizers_files_is_overruled(pooling: str, tiny_bert: Path, tmp_path: Path) -> None:
     """Case B43."""
-    file = copied / "tokenizer_config.json"
+    folder = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
+    file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"padding_side": "left", "truncation_side": "left"}))
-    assert AutoTokenizer.from_pretrained(copied).padding_side == "left"
-    encoder = Encoder.load(copied)
+    assert AutoTokenizer.from_pretrained(folder).padding_side == "left"
+    encoder = Encoder.load(folder, pooling=pooling)
     texts = ["river bank money", " ".join(["fever"] * 20)]
     alone = np.concatenate([encoder.encode_queries([text]) for text in texts])
     np.testing.assert_allclose(encoder.encode_queries(texts), alone, atol=1e-5)
@@ -157,6 +106,62 @@ def test_truncation_keeps_the_frame(tiny: Encoder) -> None:
     assert encoder.tokenize_and_count(["blood " * 6, "blood " * 7], "query")[1] == 1
 
 
+def test_last_pooling_takes_the_state_of_the_last_token(tiny: Encoder) -> None:
+    encoder = with_config(tiny, pooling="last")
+    ids, mask = encoder.pad(encoder.tokenize(["river bank money", "fever"], "query"))
+    with torch.no_grad():
+        states = encoder.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(encoder(ids, mask), torch.stack([states[0, 4], states[1, 2]]))
+        torch.testing.assert_close(encoder(ids[:1]), states[:1, 4], atol=1e-5, rtol=0)
+
+
+def test_shorter_vectors_are_the_first_numbers_scaled_anew(tiny_bert: Path) -> None:
+    for settings in ({}, {"projection": 16}):
+        torch.manual_seed(0)
+        full = Encoder.load(tiny_bert, normalize=True, **settings).encode_queries(TEXTS)
+        torch.manual_seed(0)
+        encoder = Encoder.load(tiny_bert, normalize=True, dimension=8, **settings)
+        first = full[:, :8]
+        np.testing.assert_allclose(
+            encoder.encode_queries(TEXTS), first / np.linalg.norm(first, axis=1)[:, None], atol=1e-6
+        )
+        assert (encoder.dimension, encoder.facts()["dimension"], encoder.facts()["truncated"]) == (8, 8, 8)
+    bare = Encoder.load(tiny_bert, dimension=8)
+    np.testing.assert_array_equal(bare.encode_passages(TEXTS), Encoder.load(tiny_bert).encode_passages(TEXTS)[:, :8])
+
+
+def test_index_and_search_agree_on_shorter_vectors(tiny_bert: Path, tmp_path: Path) -> None:
+    """Encoding says how short; searching takes it from the index."""
+    Encoder.load(tiny_bert, pooling="mean", normalize=True).save(tmp_path / "encoder", card="")
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(f'{{"_id": "{name}", "text": "{name}"}}\n' for name in ("river", "fever", "king")))
+    (tmp_path / "queries.jsonl").write_text('{"_id": "1", "text": "fever"}\n')
+    device = ["--device", "cpu"]
+    vectors, index, run = (str(tmp_path / name) for name in ("vectors", "index", "run.trec"))
+    made = ["--encoder", str(tmp_path / "encoder"), "--dim", "4", "--input", str(corpus), "--output", vectors]
+    assert main(["encode", *made, *device]) == 0
+    assert main(["index", "--vectors", vectors, "--output", index]) == 0
+    queries = ["--queries", str(tmp_path / "queries.jsonl"), "--output", run]
+    assert main(["search", "--index", index, *queries, *device]) == 0
+    assert Path(run).read_text().split()[2] == "fever"
+    assert float(Path(run).read_text().split()[4]) == pytest.approx(1, abs=1e-6)
+
+
+def test_titles_joined_by_the_separator_are_one_segment(tiny: Encoder) -> None:
+    """The coCondenser recipe: [CLS] title [SEP] text [SEP]."""
+    encoder = with_config(tiny, passage_template="{title}{sep}{text}")
+    for title, text in (("the heart", "beats"), ("heart", " blood cell"), ("", "beats")):
+        words = [encoder.tokenizer(part, add_special_tokens=False)["input_ids"] for part in (title, text)]
+        frame = [encoder.tokenizer.cls_token_id, *words[0], *([3] if title else []), *words[1], 3]
+        assert encoder.tokenizer.sep_token_id == 3
+        assert encoder.tokenize([encoder.passage_text(Passage("1", title, text))], "passage") == [frame]
+
+
+def test_strings_are_passages_without_a_title(tiny: Encoder) -> None:
+    records = [Passage("1", "", "the heart"), Passage("2", "", "beats")]
+    np.testing.assert_array_equal(tiny.encode_passages(["the heart", "beats"]), tiny.encode_passages(records))
+
+
 def test_template_and_prompts(tiny: Encoder) -> None:
     assert tiny.passage_text(Passage("1", "the heart", "beats")) == "the heart beats"
     assert tiny.passage_text(Passage("1", "", " beats")) == " beats"
@@ -164,6 +169,45 @@ def test_template_and_prompts(tiny: Encoder) -> None:
     prompted = with_config(tiny, query_prompt="what is ", passage_prompt="the ")
     assert prompted.tokenize(["fever"], "query") == tiny.tokenize(["what is fever"], "query")
     assert prompted.tokenize(["fever"], "passage") == tiny.tokenize(["the fever"], "passage")
+
+
+def test_each_kind_of_text_goes_through_its_own_tower(tiny_bert: Path) -> None:
+    torch.manual_seed(0)
+    encoder = Encoder.load(tiny_bert, untied=True, projection=16)
+    assert encoder.query_model is not None and encoder.query_head is not None
+    np.testing.assert_array_equal(encoder.encode_queries(["river"]), encoder.encode_passages(["river"]))
+    with torch.no_grad():
+        encoder.query_model.embeddings.word_embeddings.weight.mul_(2)
+    ids = encoder.tokenize(["river bank"], "query")
+    query, passage = (encoder.encode_token_ids(ids, kind) for kind in ("query", "passage"))
+    assert np.abs(query - passage).max() > 1e-2
+    np.testing.assert_array_equal(encoder.encode_token_ids(ids), passage)
+    encoder(torch.tensor(ids), kind="query").sum().backward()
+    grads = {name.split(".")[0] for name, parameter in encoder.named_parameters() if parameter.grad is not None}
+    assert grads == {"query_model", "query_head"}, "starting from one tower makes two that share nothing"
+
+
+def test_the_names_of_the_weights_are_those_of_the_parts(tiny_bert: Path) -> None:
+    """Checkpoints of a training run keep to them."""
+    torch.manual_seed(0)
+    encoder = Encoder.load(tiny_bert, untied=True, projection=16)
+    of_model = encoder.model.state_dict().keys()
+    names = [f"{tower}.{name}" for tower in ("model", "query_model") for name in of_model]
+    names += [f"{head}.{name}" for head in ("head", "query_head") for name in ("weight", "bias")]
+    assert list(encoder.state_dict()) == names
+    assert list(Encoder.load(tiny_bert).state_dict()) == [f"model.{name}" for name in of_model]
+    other = Encoder.load(tiny_bert, untied=True, projection=16)
+    other.load_state_dict(encoder.state_dict())
+    np.testing.assert_array_equal(other.encode_queries(TEXTS), encoder.encode_queries(TEXTS))
+
+
+def test_a_text_without_any_token_has_a_vector(tiny: Encoder) -> None:
+    """Case B40, for a tokenizer that adds no special tokens."""
+    tokenizer = deepcopy(tiny.tokenizer)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    encoder = Encoder(tiny.model, tokenizer, replace(tiny.config, pooling="last"))
+    assert encoder.tokenize(["", "river"], "query")[0] == [0] and len(encoder.tokenize(["river"], "query")[0]) == 1
+    assert np.isfinite(encoder.encode_queries(["", ""])).all()
 
 
 def test_forward_has_gradients_and_encoding_leaves_training_mode(tiny_bert: Path) -> None:
@@ -192,84 +236,6 @@ def test_batches_hold_every_row_once_within_the_budget() -> None:
     assert all(len(rows) * max(lengths[row] for row in rows) <= 100 for rows in batches[1:])
 
 
-def test_a_family_without_a_pooler_loads(tiny: Encoder, tmp_path: Path) -> None:
-    from transformers import ElectraConfig, ElectraModel
-
-    sizes = {"hidden_size": 16, "embedding_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = ElectraModel(ElectraConfig(vocab_size=len(tiny.tokenizer), intermediate_size=16, **sizes)).eval()
-    model.save_pretrained(tmp_path)
-    tiny.tokenizer.save_pretrained(tmp_path)
-    encoder = Encoder.load(tmp_path)
-    inputs = AutoTokenizer.from_pretrained(tmp_path)("river bank", return_tensors="pt")
-    expected = model(**inputs).last_hidden_state[0, 0].detach().numpy()
-    np.testing.assert_allclose(encoder.encode_queries(["river bank"])[0], expected, atol=1e-6)
-
-
-def remove(name: str) -> object:
-    return lambda folder: (folder / name).unlink()
-
-
-def truncate_weights(folder: Path) -> None:
-    with (folder / "model.safetensors").open("r+b") as stream:
-        stream.truncate(5000)
-
-
-def pickle_only(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def wrong_architecture(folder: Path) -> None:
-    edit_json(folder / "config.json", num_hidden_layers=3)
-
-
-def larger_vocabulary(folder: Path) -> None:
-    edit_json(folder / "config.json", vocab_size=20)
-
-
-def index_outside(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../secret.safetensors"}}')
-
-
-def unknown_key(folder: Path) -> None:
-    (folder / "encoder.json").write_text('{"pooling": "cls", "poling": "mean"}')
-
-
-def max_pooling(folder: Path) -> None:
-    (folder / "modules.json").write_text(
-        '[{"path": "", "type": "x.Transformer"}, {"path": "1_Pooling", "type": "x.Pooling"}]'
-    )
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
-
-
-def edit_json(file: Path, **changes: object) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-@pytest.mark.parametrize(
-    ("damage", "line"),
-    [
-        (remove("config.json"), "no config.json here, expected a Hugging Face model folder"),
-        (remove("tokenizer.json"), "no tokenizer here"),
-        (remove("model.safetensors"), "no weights here, expected model.safetensors"),
-        (pickle_only, "weights are only there as .bin, which is a pickle and is not opened"),
-        (truncate_weights, "weights are damaged"),
-        (wrong_architecture, "weights lack 16 of the model's tensors, first 'encoder.layer.2"),
-        (larger_vocabulary, "config.json says (20, 32)"),
-        (index_outside, "lists '../../secret.safetensors', which lies outside the folder"),
-        (unknown_key, "unknown key 'poling'"),
-        (max_pooling, "pooling is max_tokens, expected cls, mean or last"),
-    ],
-)
-def test_a_broken_folder_is_refused_in_one_line(copied: Path, damage: object, line: str) -> None:
-    (copied / "vocab.txt").unlink()
-    damage(copied)  # type: ignore[operator]
-    with pytest.raises(UserError) as caught:
-        Encoder.load(copied)
-    assert line in str(caught.value) and str(copied) in str(caught.value) and "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
@@ -277,6 +243,9 @@ def test_a_broken_folder_is_refused_in_one_line(copied: Path, damage: object, li
         ({"query_max_length": 2}, "query_max_length is 2, expected more than the 2 special tokens"),
         ({"pooling": "max"}, "pooling is 'max', expected cls, mean or last"),
         ({"passage_template": "{title}"}, "passage template '{title}' has no {text}"),
+        ({"dimension": 33}, "dimension is 33, this encoder's vectors have 32 numbers"),
+        ({"dimension": 0}, "dimension is 0, this encoder's vectors have 32 numbers"),
+        ({"dimension": 17, "projection": 16}, "dimension is 17, this encoder's vectors have 16 numbers"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(tiny_bert: Path, overrides: dict[str, str | int], line: str) -> None:
@@ -288,3 +257,10 @@ def test_tokenizer_of_another_model_is_refused(tiny: Encoder) -> None:
     small = AutoModel.from_config(type(tiny.model.config)(**tiny.model.config.to_dict() | {"vocab_size": 20}))
     with pytest.raises(UserError, match=r"tokenizer has \d+ entries, the embedding table 20 rows"):
         Encoder(small, tiny.tokenizer, tiny.config)
+
+
+def test_a_separator_needs_a_tokenizer_that_has_one(tiny: Encoder) -> None:
+    tokenizer = deepcopy(tiny.tokenizer)
+    tokenizer.sep_token = None
+    with pytest.raises(UserError, match=r"has \{sep\}, the tokenizer has no separator token"):
+        Encoder(tiny.model, tokenizer, replace(tiny.config, passage_template="{title}{sep}{text}"))
