@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from condenser.models.backbone import load_backbone
 from condenser.models.condenser import CondenserModel, read_settings
@@ -178,6 +178,24 @@ def test_headless_bin_weights_convert_too(tiny_bert: Path, tmp_path: Path) -> No
     assert fresh
     for name, value in encoder.state_dict().items():
         assert torch.equal(backbone.lm.bert.state_dict()[name], value)
+
+
+def test_a_published_retriever_converts(tiny_bert: Path, tmp_path: Path) -> None:
+    """As coCondenser's retriever lies on the hub: a BERT with its pooler, old buffers, a vocabulary, no word more."""
+    from retrieval.encoder import Encoder
+
+    folder = tmp_path / "retriever"
+    folder.mkdir()
+    model = AutoModel.from_config(AutoConfig.from_pretrained(tiny_bert)).eval()
+    model.config.save_pretrained(folder)
+    tensors = {"embeddings.position_ids": torch.arange(64)[None], **model.state_dict()}
+    torch.save(tensors, folder / "pytorch_model.bin")
+    shutil.copyfile(tiny_bert / "vocab.txt", folder / "vocab.txt")
+    words = ["convert", "--from", "transformers", str(folder), "--allow_pickle", "--output", str(tmp_path / "new")]
+    assert main(words) == 0
+    inputs = AutoTokenizer.from_pretrained(folder)("River bank", return_tensors="pt")
+    expected = model(**inputs).last_hidden_state[0, 0].detach().numpy()
+    np.testing.assert_allclose(Encoder.load(tmp_path / "new").encode_queries(["River bank"])[0], expected, atol=1e-6)
 
 
 def hostile(name: str) -> Callable[[Path], None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, DPRConfig, DPRContextEncoder, DPRQuestionEncoder
 
 from retrieval.cli import main
@@ -30,13 +31,16 @@ def dpr(request: pytest.FixtureRequest, tiny_bert: Path, tmp_path: Path) -> tupl
         config = DPRConfig(vocab_size=len(tokenizer), max_position_embeddings=64, initializer_range=0.2, **size)
         model = kind(config)
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
         if request.param == "pickles":
             (folder / "model.safetensors").unlink()
             left = {"embeddings.position_ids": torch.arange(64)[None], "pooler.dense.bias": torch.zeros(32)}
             more = {f"{place}.bert_model.{name}": value for name, value in left.items()}
             torch.save(model.state_dict() | more, folder / "pytorch_model.bin")
             plant(folder / "training_args.bin", tmp_path / "canary")
+            (folder / "vocab.txt").write_bytes((tiny_bert / "vocab.txt").read_bytes())
+            (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+        else:
+            tokenizer.save_pretrained(folder)
         folders.append(folder)
     return folders[0], folders[1]
 
@@ -64,6 +68,10 @@ def test_dprs_towers_become_one_encoder(dpr: tuple[Path, Path], tmp_path: Path) 
     assert encoder.config.untied and encoder.config.passage_template == "{title}{sep}{text}"
     np.testing.assert_allclose(encoder.encode_queries(QUESTIONS), questions, atol=1e-5)
     np.testing.assert_allclose(encoder.encode_passages(PASSAGES), passages, atol=1e-5)
+    theirs = SentenceTransformer(str(tmp_path / "both"), device="cpu")
+    np.testing.assert_allclose(theirs.encode_query(QUESTIONS), questions, atol=1e-5)
+    texts = [encoder.passage_text(passage) for passage in PASSAGES]
+    np.testing.assert_allclose(theirs.encode_document(texts), passages, atol=1e-5)
     assert not (tmp_path / "canary").exists()
     assert "Queries are encoded by `question_encoder`" in (tmp_path / "both" / "README.md").read_text()
 

@@ -291,6 +291,10 @@ def changed_after_it_was_sealed(folder: Path) -> None:
     file.write_bytes(content)
 
 
+def one_tensor_less(folder: Path) -> None:
+    rewrite(folder, lambda tensors: {k: v for k, v in tensors.items() if k != "bert.encoder.layer.1.output.dense.bias"})
+
+
 def more_layers_than_said(folder: Path) -> None:
     edit_json(folder / "config.json", num_hidden_layers=1)
 
@@ -353,6 +357,7 @@ def edit_json(file: Path, **changes: object) -> None:
         (larger_vocabulary, "config.json says (20, 32)"),
         (index_outside, "lists '../../secret.safetensors', which lies outside the folder"),
         (unknown_key, "unknown key 'poling'"),
+        (one_tensor_less, "weights lack 1 of the model's tensors, first 'encoder.layer.1.output.dense.bias'"),
         (more_layers_than_said, "weights have 16 tensors that the model has no place for, first 'encoder.layer.1"),
         (pair(without_folder("query")), "query: no config.json here"),
         (pair(cut_query_weights), "query/model.safetensors: weights are damaged"),
@@ -365,7 +370,7 @@ def edit_json(file: Path, **changes: object) -> None:
     ],
 )
 def test_a_broken_folder_is_refused_in_one_line(copied: Path, damage: Callable[[Path], None], line: str) -> None:
-    """Cases R21, R23, R25, R27 and R28."""
+    """Cases B32, R21, R23, R25, R27 and R28."""
     (copied / "vocab.txt").unlink()
     damage(copied)
     with pytest.raises(UserError) as caught:
