@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from retrieval.batches import Batches, MixedBatches, PairBatch, PairBatches, Sco
 from retrieval.collections import open_collection
 from retrieval.encoder import Encoder
 from retrieval.examples import Example, Examples, read_examples
+from retrieval.finetune import finetune
+from retrieval.options import FinetuneOptions
 from retrieval.records import Passage, ScoredPair
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -114,6 +117,22 @@ def test_rows_with_different_numbers_of_negatives(
         assert len(set(batch.passage_rows.tolist())) == 12
     PairBatches(examples, collection.lookup(), encoder, batch_size=4, negatives=1, seed=1)
     assert "each query brings a positive and 1 hard negatives" in capsys.readouterr().err
+
+
+def test_training_on_them_runs(tiny_bert: Path, cases: Path, tmp_path: Path) -> None:
+    """Case B24: two steps with a group of 1 + 4."""
+    options = FinetuneOptions(
+        encoder=str(tiny_bert),
+        collection=[str(cases / "24" / "train.jsonl")],
+        output=str(tmp_path / "encoder"),
+        max_steps=2,
+        batch_size=4,
+        negatives=4,
+        log_every=1,
+        device="cpu",
+    )
+    log = [json.loads(line) for line in (finetune(options) / "log.jsonl").read_text().splitlines()]
+    assert len(log) == 2 and all(0 < line["loss"] < 100 for line in log)
 
 
 def test_no_negatives_in_the_data_is_said(encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
