@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from condenser.errors import UserError, sample
-from condenser.files import identifier, parse_record
+from condenser.files import identifier
 from condenser.talk import warn
 from retrieval.passages import FirstLines, PassageFile
 from retrieval.records import Passage, Query
-from retrieval.sources import RecordFile, json_suffix, open_source, plain_suffix
+from retrieval.sources import RecordFile, json_suffix, open_source, parsed, plain_suffix
 
 _PASSAGE_IDS = ("_id", "docid", "id")
 _PASSAGE_TEXTS = ("text", "contents")
@@ -110,7 +110,7 @@ def _parser(
     path: Path, make: Callable[[Fields, str], Record], layouts: tuple[tuple[str, ...], ...]
 ) -> Callable[[Any, str], Sequence[Record]]:
     if json_suffix(path):
-        return lambda raw, where: (make(parse_record(raw, where) if isinstance(raw, str) else raw, where),)
+        return lambda raw, where: (make(parsed(raw, where), where),)
     if plain_suffix(path) not in _TSV_SUFFIXES:
         raise UserError("unknown kind of file", path, "expected .jsonl or .tsv, each also with .gz or .zst")
     columns = Columns(layouts)

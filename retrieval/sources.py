@@ -13,7 +13,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import orjson
 
 from condenser.errors import UserError
-from condenser.files import MAX_LINE_BYTES, existing_file, located_lines, open_bytes, refuse, unpack
+from condenser.files import MAX_LINE_BYTES, existing_file, located_lines, open_bytes, parse_record, refuse, unpack
 
 OnBad = Callable[[UserError], None]
 Record = TypeVar("Record")
@@ -79,6 +79,11 @@ def open_source(path: str | Path) -> Source:
     """
     is_array = json_suffix(path) and existing_file(path).is_file() and first_character(path) == "["
     return ArrayFile(path) if is_array else LineFile(path)
+
+
+def parsed(raw: str | dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a raw record of a JSON file as an object; UserError when its line is none."""
+    return parse_record(raw, where) if isinstance(raw, str) else raw
 
 
 def json_suffix(path: str | Path) -> bool:

@@ -60,25 +60,25 @@ class Collection(ABC):
     def qrels(self, split: str) -> Qrels:
         """Return a split's judgements as query id -> passage id -> grade; UserError when there are none."""
 
-    @abstractmethod
     def negatives(self, split: str) -> Negatives:
         """Return a split's hard negatives as query id -> passage ids; empty when it has none."""
+        return {}
 
-    @abstractmethod
     def teacher_scores(self, split: str) -> Scores:
         """Return a teacher's scores as query id -> passage id -> score; empty when there are none."""
+        return {}
 
-    @abstractmethod
     def scored_pairs(self, split: str) -> list[ScoredPair]:
         """Return a split's scored pairs of texts; empty when there are none."""
+        return []
 
-    @abstractmethod
     def corpus_files(self) -> list[Path]:
-        """Return the files in which the passages stand."""
+        """Return the files in which the passages stand; empty where these are no files of the user's."""
+        return []
 
-    @abstractmethod
     def files(self) -> list[Path]:
         """Return all files of the collection."""
+        return []
 
     @abstractmethod
     def _make_store(self) -> PassageStore: ...

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from condenser.errors import UserError, sample
-from condenser.files import parse_record
 from eval.sts import FIRST_NAMES, SCORE_NAMES, SECOND_NAMES
 from retrieval.formats.folders import CORPORA, maybe_one_of
 from retrieval.formats.inline import training_files
 from retrieval.formats.lines import NEGATIVE_NAMES, POSITIVE_NAMES, QUERY_NAMES, SCORES_NAMES
 from retrieval.options import Format
-from retrieval.sources import LineFile, json_suffix, open_source, plain_suffix
+from retrieval.sources import LineFile, json_suffix, open_source, parsed, plain_suffix
 
 _MSMARCO_NAMES = re.compile(r"(collection|corpus|top1000|para)\b", re.I)
 
@@ -48,7 +47,7 @@ def _of_file(file: Path) -> Format:
         return "datasets"
     if json_suffix(file):
         for _, where, raw in open_source(file).scan():
-            return _of_record(parse_record(raw, where) if isinstance(raw, str) else raw, where)
+            return _of_record(parsed(raw, where), where)
         raise UserError("no record in this file", file)
     if _MSMARCO_NAMES.match(file.name):
         return "msmarco"

@@ -12,7 +12,7 @@ from retrieval.formats.base import Collection, Negatives, Qrels, Scores, only_ju
 from retrieval.formats.negatives import read_negatives, read_scores
 from retrieval.passages import PassageFile, PassageStore
 from retrieval.readers import read_queries, read_unique, warn_of_skipped
-from retrieval.records import Passage, Query, ScoredPair
+from retrieval.records import Passage, Query
 
 
 @dataclass
@@ -98,10 +98,6 @@ class FileCollection(Collection):
     def teacher_scores(self, split: str) -> Scores:
         """Return a teacher's scores as query id -> passage id -> score; empty when there are none."""
         return read_scores(self.layout.scores[split]) if split in self.layout.scores else {}
-
-    def scored_pairs(self, split: str) -> list[ScoredPair]:
-        """Return nothing: scored pairs of texts are a format of their own."""
-        return []
 
     def corpus_files(self) -> list[Path]:
         """Return the files in which the passages stand."""

@@ -11,14 +11,15 @@ from urllib.parse import parse_qsl
 
 from condenser.errors import UserError, first_line, sample
 from condenser.files import open_bytes, refuse
+from eval.sts import FIRST_NAMES
 from retrieval.formats.base import Collection
 from retrieval.formats.files import FileCollection, Layout
-from retrieval.formats.lines import line_parser
+from retrieval.formats.lines import QUERY_NAMES, line_parser
 from retrieval.formats.training import TrainingCollection, line_file
 from retrieval.readers import passage_of
-from retrieval.sources import OnBad, RecordFile, plain_suffix
+from retrieval.sources import OnBad, RecordFile, Source, json_suffix, open_source, parsed, plain_suffix
 
-SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json"}
+_KINDS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 _ROLES = (
     "query query_id positive negative passage score positive_scores negative_scores answers sentence1 sentence2 "
     "id title text"
@@ -56,6 +57,41 @@ class Rows:
         return {role: row[column] for role, column in self._roles.items()}
 
 
+class Objects:
+    """The objects of a JSON file with the parts that their fields play; read here, where an id stays what it is.
+
+    Args:
+        source: the file.
+        roles: which field plays which part; empty: a field's name says it.
+    """
+
+    def __init__(self, source: Source, roles: Mapping[str, str]) -> None:
+        self.place = source.place
+        self._source, self._roles = source, roles
+
+    def scan(self, on_bad: OnBad = refuse) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """Yield (position, ``file:line``, values by their parts)."""
+        for position, where, raw in self._source.scan(on_bad):
+            try:
+                values = self._named(raw, where)
+            except UserError as error:
+                on_bad(error)
+                continue
+            yield position, where, values
+
+    def read(self, position: int) -> dict[str, Any]:
+        """Return the values at a position by their parts."""
+        return self._named(self._source.read(position), self.place)
+
+    def where(self, position: int) -> str:
+        """Return ``file:line`` of a position."""
+        return self._source.where(position)
+
+    def _named(self, raw: Any, where: str) -> dict[str, Any]:
+        record = parsed(raw, where)
+        return {role: record[name] for role, name in self._roles.items() if name in record} if self._roles else record
+
+
 def open_dataset(name: str, *, skip_bad: bool = False) -> Collection:
     """Open a data set by folder, file or hub name: ``NAME?query=COLUMN&positive=COLUMN&config=CONFIG``.
 
@@ -72,23 +108,38 @@ def open_dataset(name: str, *, skip_bad: bool = False) -> Collection:
     for role in roles:
         if role not in _ROLES and not role.startswith("negative_"):
             raise UserError(f"unknown part {role!r}", name, f"known parts: {', '.join(_ROLES)}, config")
+    is_json = json_suffix(path) and Path(path).is_file()
+    rows, names, identity = _objects(path, roles) if is_json else _rows(path, roles, config)
+    settings: dict[str, Any] = {"skip_bad": skip_bad, "identity": f"{query}\n{identity}"}
+    title, paths = Path(path).name, [Path(path)] if is_json else []
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    known = set(roles) or names
+    if "text" in known and not known & {*QUERY_NAMES, *FIRST_NAMES}:
+        corpus = [RecordFile(source, lambda: lambda row, where: (passage_of(row, where),)) for source in rows.values()]
+        layout = Layout(corpus, paths, no_queries="a data set of passages has no queries")
+        return FileCollection(title, folder, "datasets", layout, **settings)
+    files = {split: [line_file(source, lambda: line_parser("datasets", Path()))] for split, source in rows.items()}
+    return TrainingCollection(title, folder, "datasets", files, paths, **settings)
+
+
+def _objects(path: str, roles: Mapping[str, str]) -> tuple[dict[str, Source], set[str], str]:
+    """Return the sources by split, the names of the fields, and nothing more to tell the data by than the file."""
+    source = open_source(path)
+    names = next((set(parsed(raw, where)) for _, where, raw in source.scan()), set[str]())
+    return {"train": Objects(source, roles)}, names, ""
+
+
+def _rows(path: str, roles: Mapping[str, str], config: str | None) -> tuple[dict[str, Source], set[str], str]:
+    """Return the sources by split, the names of the columns, and what the data can be told by."""
     splits = _load(path, config)
     for split, dataset in splits.items():
         missing = sorted(set(roles.values()) - set(dataset.column_names))
         if missing:
             there = sample(dataset.column_names, 12)
             raise UserError(f"no column {missing[0]!r}, found {there}", f"{path}[{split}]", "name it as PART=COLUMN")
-    folder = Path(path) if Path(path).exists() else Path()
-    identity = f"{query}\n" + "\n".join(f"{split} {dataset._fingerprint}" for split, dataset in sorted(splits.items()))
-    title = Path(path).name
-    rows = {split: Rows(dataset, f"{path}[{split}]", roles) for split, dataset in splits.items()}
-    known = set(roles) or {column for dataset in splits.values() for column in dataset.column_names}
-    if "text" in known and not known & {"query", "question", "anchor", "sentence1"}:
-        corpus = [RecordFile(source, lambda: lambda row, where: (passage_of(row, where),)) for source in rows.values()]
-        layout = Layout(corpus, [], no_queries="a data set of passages has no queries")
-        return FileCollection(title, folder, "datasets", layout, skip_bad=skip_bad, identity=identity)
-    files = {split: [line_file(source, lambda: line_parser("datasets", Path()))] for split, source in rows.items()}
-    return TrainingCollection(title, folder, "datasets", files, [], skip_bad=skip_bad, identity=identity)
+    rows: dict[str, Source] = {split: Rows(dataset, f"{path}[{split}]", roles) for split, dataset in splits.items()}
+    identity = "\n".join(f"{split} {dataset._fingerprint}" for split, dataset in sorted(splits.items()))
+    return rows, {column for dataset in splits.values() for column in dataset.column_names}, identity
 
 
 def _load(name: str, config: str | None) -> dict[str, Any]:
@@ -101,9 +152,9 @@ def _load(name: str, config: str | None) -> dict[str, Any]:
         if (path / "dataset_dict.json").is_file():
             return dict(datasets.load_from_disk(name))
         if path.is_file():
-            kind = SUFFIXES.get(plain_suffix(path))
+            kind = _KINDS.get(plain_suffix(path))
             if kind is None:
-                raise UserError(f"is no data file of a known kind, expected {', '.join(SUFFIXES)}", name)
+                raise UserError(f"is no data file of a known kind, expected {', '.join(_KINDS)}", name)
             options = _as_text(path) if kind == "csv" else {}
             return {"train": datasets.load_dataset(kind, data_files={"train": name}, split="train", **options)}
         return dict(datasets.load_dataset(name, config))

@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 
 from condenser.errors import UserError, first_line, nearest
-from retrieval.formats.base import Collection, Negatives, Qrels, Scores, only_judged
+from retrieval.formats.base import Collection, Qrels, only_judged
 from retrieval.passages import PassageStore
 from retrieval.readers import one_line, passage_parser
-from retrieval.records import Passage, Query, ScoredPair
+from retrieval.records import Passage, Query
 from retrieval.sources import LineFile, RecordFile
 
 PREFIX = "irds:"
@@ -87,26 +87,6 @@ class IrDatasetsCollection(Collection):
         for judgement in self._each(self._splits[split], "qrels"):
             qrels.setdefault(str(judgement.query_id), {})[str(judgement.doc_id)] = int(judgement.relevance)
         return qrels
-
-    def negatives(self, split: str) -> Negatives:
-        """Return nothing: the package gives judgements."""
-        return {}
-
-    def teacher_scores(self, split: str) -> Scores:
-        """Return nothing: the package gives judgements."""
-        return {}
-
-    def scored_pairs(self, split: str) -> list[ScoredPair]:
-        """Return nothing: the package gives judgements."""
-        return []
-
-    def corpus_files(self) -> list[Path]:
-        """Return nothing: where the package keeps its files is its affair."""
-        return []
-
-    def files(self) -> list[Path]:
-        """Return nothing, see `corpus_files`."""
-        return []
 
     def _make_store(self) -> PassageStore:
         # One copy of the texts, of which we know where each stands; it has no name and is gone with the process.

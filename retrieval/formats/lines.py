@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from condenser.errors import UserError, sample
-from condenser.files import identifier, parse_record
+from condenser.files import identifier
 from eval.sts import FIRST_NAMES, SCORE_NAMES, SECOND_NAMES
 from retrieval.formats.negatives import finite
 from retrieval.readers import Columns, one_line
 from retrieval.records import Passage, Query, ScoredPair
-from retrieval.sources import json_suffix
+from retrieval.sources import json_suffix, parsed
 
 Fields = dict[str, Any]
 
@@ -82,7 +82,7 @@ def line_parser(format: str, path: Path) -> Parser:
         return (parse(fields, where),)
 
     if json_suffix(path) or format in ("dpr", "tevatron", "datasets"):
-        return lambda raw, where: checked(parse_record(raw, where) if isinstance(raw, str) else raw, where)
+        return lambda raw, where: checked(parsed(raw, where), where)
     columns = Columns(_COLUMNS[format], frozenset() if format == "msmarco" else _COLUMN_NAMES)
 
     def split(line: str, where: str) -> Sequence[TrainingLine]:

@@ -9,6 +9,7 @@ import pytest
 
 from condenser.errors import UserError
 from retrieval.collections import open_collection
+from retrieval.formats.lines import text_id
 from retrieval.records import Passage, Query, ScoredPair
 
 ROWS = {"q": ["who", "what", "who"], "a": ["x", "y", "z"], "bad": ["n", None, "x"], "n": [1, 2, 3]}
@@ -62,6 +63,18 @@ def test_csv_keeps_text_as_it_stands(tmp_path: Path) -> None:
     collection = open_collection(path)
     assert list(collection.queries()) == [Query("007", "who, then"), Query("7", "what")]
     assert [passage.text for passage in collection.passages()] == ["NA", "two lines"]
+
+
+def test_ids_in_json_stay_what_they_are(tmp_path: Path) -> None:
+    """R3: strings and numbers in one column, which a table would make one type of."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"n": "007", "q": "who", "a": "x"}\n{"n": 8, "q": "what", "a": "y"}\n')
+    collection = open_collection(f"{path}?query_id=n&query=q&positive=a")
+    assert list(collection.queries()) == [Query("007", "who"), Query("8", "what")]
+    assert collection.lookup()[text_id("", "y")].text == "y"
+    path.write_text(path.read_text() + '{"n": 9, "q": "whom", "answer": "x"}\n')
+    with pytest.raises(UserError, match=r"mine\.jsonl:3: expected a field positive .*, found 'query_id', 'query'"):
+        open_collection(f"{path}?query_id=n&query=q&positive=a").qrels("train")
 
 
 def test_tsv_by_format_knows_no_quoting(tmp_path: Path) -> None:
