@@ -218,7 +218,7 @@ class Encoder(nn.Module):
     def finish(self, pooled: Tensor, kind: Kind) -> Tensor:
         """Return (n, dimension) from pooled states (n, hidden): projected, truncated, normalised."""
         head = self.tower(kind).head
-        vectors = pooled if head is None else head(pooled)
+        vectors = pooled if head is None else head(pooled.to(head.weight.dtype))
         vectors = vectors[:, : self.dimension]
         return nn.functional.normalize(vectors, dim=1) if self.config.normalize else vectors
 
@@ -308,7 +308,7 @@ class Encoder(nn.Module):
                 for rows in batches_by_length([len(ids) for ids in token_ids], budget):
                     texts = [token_ids[row] for row in rows]
                     pooled = self._pool_packed(packed, texts) if packed else self._pool_padded(model, texts)
-                    vectors[rows] = self.finish(pooled, kind).cpu().numpy()
+                    vectors[rows] = self.finish(pooled, kind).float().cpu().numpy()
                     if on_batch:
                         on_batch(len(rows))
         finally:
