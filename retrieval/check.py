@@ -201,8 +201,8 @@ def _collection_findings(
     if queries.blank:
         yield _finding("blank_queries", None, queries.blank, "queries have no text")
     if corpus.repeats:
-        pairs = [" = ".join(ids) for ids in corpus.repeated]
-        what = f"passages have the text of an earlier one: {', '.join(pairs)}"
+        pairs = [" = ".join(map(repr, ids)) for ids in corpus.repeated]
+        what = f"passages have the text of an earlier one, such as {', '.join(pairs)}"
         yield Finding("warning", "repeated_passages", None, corpus.repeats, pairs, f"{corpus.repeats:,} {what}")
     for kind, lengths in (("passages", corpus.lengths), ("queries", queries.lengths)):
         if lengths.over:
@@ -231,12 +231,13 @@ def _split_findings(
             "no_positive", name, empty, "judged queries have no positive (--drop_empty leaves them out)", refused
         )
     if textless := [query_id for query_id in split.qrels if query_id not in queries.texts]:
-        yield _finding("no_query", name, textless, "judged queries are not among the queries")
+        level: Level = refused if len(textless) == len(split.qrels) else "warning"
+        yield _finding("no_query", name, textless, "judged queries are not among the queries", level)
     if blank := sorted(positives & set(corpus.blank)):
         yield _finding("blank_positives", name, blank, "positives have neither title nor text")
     given = {passage for ids in split.negatives.values() for passage in ids}
     if missing := sorted(given & corpus.missing):
-        level: Level = refused if len(missing) == len(given) else "warning"
+        level = refused if len(missing) == len(given) else "warning"
         yield _finding("missing_negatives", name, missing, "negatives are not in the corpus", level)
     both = [
         f"{query_id} {passage}"
@@ -267,7 +268,7 @@ def _split_findings(
     if blank := [pair.first + pair.second for pair in split.pairs if not (pair.first.strip() and pair.second.strip())]:
         yield _finding("blank_pairs", name, blank, "scored pairs lack a text")
     if len(split.pairs) > 1 and len({pair.score for pair in split.pairs}) == 1:
-        text = f"all {len(split.pairs):,} scored pairs of {name} have the score {split.pairs[0].score}"
+        text = f"{name}: all {len(split.pairs):,} scored pairs have the score {split.pairs[0].score}"
         yield Finding(refused, "one_score", name, len(split.pairs), [], text)
 
 
@@ -292,10 +293,9 @@ def _names_by_text(split: Split, queries: Queries) -> dict[int, str]:
 
 
 def _finding(kind: str, split: str | None, ids: list[str], what: str, level: Level = "warning") -> Finding:
-    of = f" of {split}" if split else ""
-    return Finding(
-        level, kind, split, len(ids), ids[:_SHOWN], f"{len(ids):,}{of} {what}, such as {sample(ids, _SHOWN)}"
-    )
+    place = f"{split}: " if split else ""
+    text = f"{place}{len(ids):,} {what}, such as {sample(ids, _SHOWN)}"
+    return Finding(level, kind, split, len(ids), ids[:_SHOWN], text)
 
 
 def _blocks(records: Iterable[Record]) -> Iterator[list[Record]]:

@@ -69,11 +69,11 @@ def test_a_sound_collection(tmp_path: Path) -> None:
     [
         (
             {"train": [*TRAIN, ("q2", "gone", 1)]}, {}, "error", "missing_positives", "train", 1,
-            "1 of train positives are not in the corpus, such as 'gone'",
+            "train: 1 positives are not in the corpus, such as 'gone'",
         ),
         (
             {"dev": [*DEV, ("q3", "gone", 1)]}, {}, "error", "missing_positives", "dev", 1,
-            "1 of dev positives are not in the corpus",
+            "dev: 1 positives are not in the corpus",
         ),
         (
             {"train": [*TRAIN, ("q4", "p1", 0)]}, {}, "error", "no_positive", "train", 1,
@@ -88,30 +88,33 @@ def test_a_sound_collection(tmp_path: Path) -> None:
             "judged queries are not among the queries, such as 'q9'",
         ),
         (
+            {"train": [("q8", "p1", 1), ("q9", "p1", 1)]}, {}, "error", "no_query", "train", 2, "such as 'q8', 'q9'",
+        ),
+        (
             {"passages": PASSAGES | {"e": " \u3000", "f": ""}}, {}, "warning", "blank_passages", None, 2,
             "2 passages have neither title nor text, such as 'e', 'f'",
         ),
         (
             {"passages": PASSAGES | {"p1": ""}}, {}, "warning", "blank_positives", "train", 1,
-            "1 of train positives have neither title nor text",
+            "train: 1 positives have neither title nor text",
         ),
         ({"queries": QUERIES | {"q1": " "}}, {}, "warning", "blank_queries", None, 1, "1 queries have no text"),
         (
             {"passages": PASSAGES | {"a": "one  text", "b": "one text", "c": "one text"}}, {},
-            "warning", "repeated_passages", None, 2, "2 passages have the text of an earlier one: a = b",
+            "warning", "repeated_passages", None, 2, "2 passages have the text of an earlier one, such as 'a' = 'b'",
         ),
         (
             {"negatives": {"q1": ["p3", "p1"], "q2": ["p4"]}}, {}, "warning", "positive_negatives", "train", 1,
-            "1 of train negatives are positives of their query, and are left out, such as 'q1 p1'",
+            "train: 1 negatives are positives of their query, and are left out, such as 'q1 p1'",
         ),
         (
             {"negatives": {"q1": ["p3"], "q2": ["x"]}}, {}, "warning", "missing_negatives", "train", 1,
-            "1 of train negatives are not in the corpus, such as 'x'",
+            "train: 1 negatives are not in the corpus, such as 'x'",
         ),
         ({"negatives": {"q1": ["y"], "q2": ["x"]}}, {}, "error", "missing_negatives", "train", 2, "such as 'x', 'y'"),
         (
             {"negatives": {"q1": ["p3", "p4", "p1"], "q2": ["p4"]}}, {"negatives": 3}, "warning", "few_negatives",
-            "train", 2, "2 of train queries have fewer than 3 negatives, such as 'q1', 'q2'",
+            "train", 2, "train: 2 queries have fewer than 3 negatives, such as 'q1', 'q2'",
         ),
         ({}, {"negatives": 1}, "warning", "few_negatives", "train", 2, "fewer than 1 negatives"),
         (
@@ -155,7 +158,7 @@ def test_exit_status_and_streams(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr()
     assert [one["level"] for one in json.loads(shown.out)["findings"]] == ["error", "error"]
     assert shown.err == (
-        f"condenser: error: {broken}: not fit for training: 1 of train positives are not in the corpus, "
+        f"condenser: error: {broken}: not fit for training: train: 1 positives are not in the corpus, "
         "such as 'x'; and 1 more\n"
     )
     assert main(["check", str(broken), "--split", "trian"]) == 2
@@ -179,7 +182,7 @@ def test_lengths_are_those_of_the_encoder(tmp_path: Path, tiny_bert: Path) -> No
 
 def test_limits_without_an_encoder_are_the_default_ones() -> None:
     default = EncoderConfig()
-    assert (QUERY_LIMIT, PASSAGE_LIMIT) == (default.query_max_length, default.passage_max_length)
+    assert (default.query_max_length, default.passage_max_length) == (QUERY_LIMIT, PASSAGE_LIMIT)
 
 
 def test_lengths_without_texts_and_at_the_edges() -> None:
@@ -228,7 +231,7 @@ def test_scored_pairs_have_findings_of_their_own(tmp_path: Path) -> None:
     assert {one["kind"]: one["count"] for one in report["findings"]} == {
         "one_score": 3, "blank_pairs": 1, "shared_queries": 1,
     }  # fmt: skip
-    assert error is not None and "all 3 scored pairs of train have the score 1.0" in error
+    assert error is not None and "train: all 3 scored pairs have the score 1.0" in error
     assert sum(one["count"] for one in report["lengths"]["queries"]["histogram"]) == 10
 
 
