@@ -109,7 +109,10 @@ class PassageStore(Mapping[str, Passage]):
         if (owner, position) != (last_owner, last_position):
             passages = self._files[owner].read(position)
             self._last = (owner, position, passages)
-        return passages[int(self._slots[row])]
+        slot = int(self._slots[row])
+        if slot >= len(passages):
+            raise UserError("this file changed while it was in use", self._files[owner].source.place, "start again")
+        return passages[slot]
 
     def _where(self, row: int) -> str:
         return self._files[int(self._owners[row])].source.where(int(self._positions[row]))
@@ -157,7 +160,7 @@ def hash64(text: str) -> int:
 
 
 class FirstLines:
-    """The line on which each id stood first, in about 30 bytes an id.
+    """The line on which each id stood first, in 30 to 60 bytes an id.
 
     An id is known by 96 bits of its hash: two ids of a corpus like MS MARCO are taken for one with a
     probability of 1e-15.

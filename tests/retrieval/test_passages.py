@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,18 @@ def test_equal_hashes_of_different_ids(tmp_path: Path, monkeypatch: pytest.Monke
     else:
         with pytest.raises(UserError, match=r"a\.jsonl:7: passage id 'a2' stands already on line 3$"):
             PassageStore([passage_file(path)])
+
+
+def test_no_text_stays_in_memory(tmp_path: Path) -> None:
+    path = corpus(tmp_path / "a.jsonl", [(str(i), "", "word " * 200) for i in range(20_000)])
+    tracemalloc.start()
+    store = PassageStore([passage_file(path)])
+    held = sum(len(store[str(i)].text) for i in range(0, 20_000, 50))
+    assert sum(1 for _ in store.in_order()) == 20_000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held == 400 * 1000
+    assert peak < path.stat().st_size / 5  # 22 bytes a passage, some of them twice while they are sorted
 
 
 def test_first_lines_are_those_of_a_dict() -> None:
