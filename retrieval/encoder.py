@@ -25,7 +25,6 @@ from retrieval.records import Passage
 __all__ = ["Encoder", "EncoderConfig", "batches_by_length", "resolve_device"]
 
 Kind = Literal["query", "passage"]
-KINDS: tuple[Kind, ...] = ("query", "passage")
 
 # On a CPU the states of more tokens no longer fit its cache; a GPU needs many to have all its parts at work.
 _BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
@@ -39,10 +38,8 @@ class Encoder(nn.Module):
         tokenizer: its tokenizer.
         config: pooling, normalisation, towers, projection, prompts, template and length limits.
         source: the folder it was loaded from.
-        query_model: the queries' own encoder; None copies ``model`` and ``head`` where the config has untied
-            towers.
-        head: the linear layer after pooling (Tevatron's dense pooler); None makes a new one where the
-            config has a projection.
+        query_model: the queries' own encoder; None copies ``model`` and ``head`` where the config is untied.
+        head: the linear layer after pooling, new if None and the config has a projection (Tevatron's pooler).
         query_head: the linear layer of ``query_model``.
         dimension: only so many first numbers of each vector (Matryoshka); normalised anew where the config
             normalises. A way to use the encoder: it is not saved with it.
@@ -299,32 +296,29 @@ class Encoder(nn.Module):
         """
         budget = batch_tokens or _BATCH_TOKENS.get(self.device.type, _BATCH_TOKENS["cpu"])
         vectors = np.empty((len(token_ids), self.dimension), dtype=np.float32)
-        model = self.tower(kind).model
-        packed = packed_forward_of(model)
+        packed = packed_forward_of(self.tower(kind).model)
         was_training = self.training
         self.eval()
         try:
             with torch.inference_mode():
                 for rows in batches_by_length([len(ids) for ids in token_ids], budget):
                     texts = [token_ids[row] for row in rows]
-                    pooled = self._pool_packed(packed, texts) if packed else self._pool_padded(model, texts)
-                    vectors[rows] = self.finish(pooled, kind).float().cpu().numpy()
+                    batch = self._packed(packed, texts, kind) if packed else self(*self.pad(texts), kind=kind)
+                    vectors[rows] = batch.float().cpu().numpy()
                     if on_batch:
                         on_batch(len(rows))
         finally:
             self.train(was_training)
         return vectors
 
-    def _pool_packed(self, packed: PackedForward, token_ids: Sequence[Sequence[int]]) -> Tensor:
-        if self.config.pooling != "mean":
-            return packed(token_ids, self.config.pooling)[0].float()
-        states, lengths = packed(token_ids)
-        return torch.stack([text.mean(dim=0) for text in states.float().split(lengths.tolist())])
-
-    def _pool_padded(self, model: Any, token_ids: Sequence[Sequence[int]]) -> Tensor:
-        input_ids, mask = self.pad(token_ids)
-        states = model(input_ids=input_ids, attention_mask=mask).last_hidden_state.float()
-        return pool_padded(states, mask, self.config.pooling)
+    def _packed(self, forward: PackedForward, token_ids: Sequence[Sequence[int]], kind: Kind) -> Tensor:
+        """Return what calling this encoder gives, from a forward pass without padding."""
+        if self.config.pooling == "mean":
+            states, lengths = forward(token_ids)
+            pooled = torch.stack([text.mean(dim=0) for text in states.float().split(lengths.tolist())])
+        else:
+            pooled = forward(token_ids, "cls" if self.config.pooling == "cls" else "last")[0].float()
+        return self.finish(pooled, kind)
 
     def save(self, folder: str | Path, card: str) -> None:
         """Write a folder that `load`, AutoModel and SentenceTransformer open with the same vectors.
@@ -350,8 +344,8 @@ class Encoder(nn.Module):
         save_tower(folder, self.tower(kind), replace(self.config, untied=False), max_length=self.max_length(kind))
 
     def _check(self) -> None:
-        for kind in KINDS:
-            self._check_tower(kind)
+        self._check_tower("query")
+        self._check_tower("passage")
         full = self.tower("passage").length
         check_same("length of a vector", self.tower("query").length, full, self.source)
         if not 1 <= self.dimension <= full:

@@ -175,20 +175,29 @@ def _read_sentence_transformers(folder: Path, longest: int, projection: int | No
     for module in modules:
         if module.kind == "Pooling":
             pooling = _read_pooling(folder / module.path / CONFIG)
-    lengths = _read_if_there(folder / "sentence_bert_config.json").get("max_seq_length") or longest
-    own = _read_if_there(folder / "config_sentence_transformers.json")
-    prompts = own.get("prompts") or {}
+    sizes, own = folder / "sentence_bert_config.json", folder / "config_sentence_transformers.json"
+    length = min(_value(_read_if_there(sizes), "max_seq_length", int, sizes) or longest, longest)
+    said = _read_if_there(own)
+    prompts = _value(said, "prompts", dict, own)
     # Their names for the passages' prompt; files that have several leave all but one empty.
-    passage_prompts = [prompts.get(name) for name in ("document", "passage", "corpus")]
+    passage_prompts = [_value(prompts, name, str, own) for name in ("document", "passage", "corpus")]
     return EncoderConfig(
         pooling=pooling,
-        normalize=modules[-1].kind == "Normalize" or own.get("similarity_fn_name") == "cosine",
+        normalize=modules[-1].kind == "Normalize" or said.get("similarity_fn_name") == "cosine",
         projection=projection,
-        query_prompt=prompts.get("query") or "",
+        query_prompt=_value(prompts, "query", str, own),
         passage_prompt=next(filter(None, passage_prompts), ""),
-        query_max_length=min(lengths, longest),
-        passage_max_length=min(lengths, longest),
+        query_max_length=length,
+        passage_max_length=length,
     )
+
+
+def _value(stored: Mapping[str, Any], name: str, kind: type, file: Path) -> Any:
+    """Return a value of a file, or the empty one of its kind where the file has none or null."""
+    value = stored.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise UserError(f"{name} is {value!r}, expected {kind.__name__}", file)
+    return kind() if value is None else value
 
 
 class _Module(NamedTuple):
@@ -208,7 +217,7 @@ def _read_modules(folder: Path) -> list[_Module]:
     if kinds != [kind for kind in _MODULES if kind in kinds] or kinds[:1] != ["Transformer"]:
         raise UserError(f"modules are {', '.join(kinds) or 'none'}, expected {', '.join(_MODULES)} in this order", file)
     for module in modules:
-        if module.path and Path(module.path).name != module.path:
+        if module.path and (Path(module.path).name != module.path or module.path == ".."):
             raise UserError(f"lists {module.path!r}, which lies outside the folder", file)
     return modules
 
@@ -216,18 +225,18 @@ def _read_modules(folder: Path) -> list[_Module]:
 def _read_pooling(file: Path) -> str:
     stored = read_json(file)
     if "pooling_mode" in stored:
-        modes = stored["pooling_mode"]
-        modes = [modes] if isinstance(modes, str) else list(modes)
+        said = stored["pooling_mode"]
+        modes = list(map(str, said if isinstance(said, list) else [said]))
     else:
         modes = [
             name.removeprefix(_LEGACY_POOLING) for name, on in stored.items() if on and name.startswith(_LEGACY_POOLING)
         ]
     modes = [_THEIR_POOLINGS.get(mode, mode) for mode in modes] or ["mean"]
     if len(modes) > 1 or modes[0] not in POOLINGS:
-        raise UserError(f"pooling is {' + '.join(map(str, modes))}, expected {_or(POOLINGS)}", file)
+        raise UserError(f"pooling is {' + '.join(modes)}, expected {_or(POOLINGS)}", file)
     if stored.get("include_prompt") is False:
         raise UserError("pooling leaves the prompt out (include_prompt false), which is not supported", file)
-    return str(modes[0])
+    return modes[0]
 
 
 def _read_if_there(file: Path) -> dict[str, Any]:

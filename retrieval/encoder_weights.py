@@ -223,10 +223,11 @@ def _load_dense(folder: Path, hidden: int) -> nn.Linear:
         raise UserError(f"activation is {activation}{also}, expected a linear layer ({IDENTITY})", folder / CONFIG)
     check_weights(folder)
     tensors = {name.removeprefix("linear."): value.float() for name, value in load_file(folder / WEIGHTS).items()}
-    size = (said.get("out_features"), said.get("in_features"))
-    if "weight" not in tensors or tuple(tensors["weight"].shape) != size or size[1] != hidden:
-        found = tuple(tensors["weight"].shape) if "weight" in tensors else None
-        raise UserError(f"weight is of shape {found}, expected {size[0]} rows of {hidden}", folder / WEIGHTS)
-    head = nn.Linear(hidden, tensors["weight"].shape[0], bias="bias" in tensors)
+    length = said.get("out_features")
+    wanted = {"weight": (length, hidden), "bias": (length,)}
+    found = {name: tuple(value.shape) for name, value in tensors.items()}
+    if found not in (wanted, {"weight": wanted["weight"]}):
+        raise UserError(f"has tensors of shapes {found}, expected {wanted}", folder / WEIGHTS)
+    head = nn.Linear(hidden, len(tensors["weight"]), bias="bias" in tensors)
     head.load_state_dict(tensors)
     return head

@@ -178,7 +178,16 @@ def modules(*kinds: str) -> str:
         ("modules.json", modules("Transformer", "Normalize", "Pooling"), "modules are Transformer, Normalize, Pooling"),
         ("modules.json", modules("Transformer", "Pooling", "Dense", "Dense"), "Pooling, Dense, Dense, expected"),
         ("modules.json", modules("Transformer", "WeightedLayerPooling"), "modules are Transformer, WeightedLayer"),
+        (
+            "modules.json",
+            '[{"path": "", "type": "Transformer"}, {"path": "..", "type": "Pooling"}]',
+            "lists '..', which",
+        ),
+        ("sentence_bert_config.json", '{"max_seq_length": "64"}', "max_seq_length is '64', expected int"),
+        ("config_sentence_transformers.json", '{"prompts": ["a "]}', "prompts is ['a '], expected dict"),
+        ("config_sentence_transformers.json", '{"prompts": {"query": 1}}', "query is 1, expected str"),
         ("1_Pooling/config.json", '{"pooling_mode": "max"}', "pooling is max, expected cls, mean or last"),
+        ("1_Pooling/config.json", '{"pooling_mode": 1}', "pooling is 1, expected cls, mean or last"),
         ("1_Pooling/config.json", '{"pooling_mode": ["cls", "mean"]}', "pooling is cls + mean, expected cls, mean"),
         ("1_Pooling/config.json", '{"include_prompt": false}', "pooling leaves the prompt out (include_prompt false)"),
     ],
@@ -186,6 +195,7 @@ def modules(*kinds: str) -> str:
 def test_what_cannot_be_followed_is_refused_in_one_line(copied: Path, file: str, text: str, line: str) -> None:
     """Case R23 among them."""
     (copied / "1_Pooling").mkdir()
+    (copied / "1_Pooling" / "config.json").write_text("{}")
     (copied / "modules.json").write_text(modules("Transformer", "Pooling"))
     (copied / file).write_text(text)
     with pytest.raises(UserError) as caught:

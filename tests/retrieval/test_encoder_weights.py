@@ -364,7 +364,10 @@ def edit_json(file: Path, **changes: object) -> None:
         (pair(other_tokenizer), "tokenizer is '"),
         (pair(other_length), "length of a vector is 8 for queries, 16 for passages"),
         (pair(no_dense), "query/2_Dense/config.json: no such file"),
-        (pair(dense_of_another_size), "weight is of shape (16, 8), expected 16 rows of 32"),
+        (
+            pair(dense_of_another_size),
+            "has tensors of shapes {'weight': (16, 8)}, expected {'weight': (16, 32), 'bias': (16,)}",
+        ),
         (pair(changed_after_it_was_sealed), "query/model.safetensors"),
         (max_pooling, "pooling is max_tokens, expected cls, mean or last"),
     ],
