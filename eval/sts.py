@@ -60,7 +60,9 @@ def _json_pairs(path: str | Path) -> list[Pair]:
     for number, record in read_records(path):
         where = f"{path}:{number}"
         names = {name.lower(): name for name in record}
-        first, second, score = (record[names[_find(names, known, where)]] for known in (FIRST_NAMES, SECOND_NAMES, SCORE_NAMES))
+        first, second, score = (
+            record[names[_find(names, known, where)]] for known in (FIRST_NAMES, SECOND_NAMES, SCORE_NAMES)
+        )
         pairs.append(_pair(first, second, score, where))
     return pairs
 
@@ -88,7 +90,9 @@ def _columns(cells: list[str], where: str) -> tuple[tuple[int, int, int], bool]:
     """Return where the two sentences and the score stand, and whether this line only names them."""
     names = [cell.strip().lower() for cell in cells]
     if any(name in names for name in FIRST_NAMES):
-        first, second, score = (names.index(_find(names, known, where)) for known in (FIRST_NAMES, SECOND_NAMES, SCORE_NAMES))
+        first, second, score = (
+            names.index(_find(names, known, where)) for known in (FIRST_NAMES, SECOND_NAMES, SCORE_NAMES)
+        )
         return (first, second, score), True
     if len(cells) == 3:
         return (0, 1, 2), False
