@@ -40,7 +40,12 @@ LIGHT = [
 ]
 HEAVY = {"torch", "transformers", "tokenizers", "datasets", "faiss", "accelerate", "pandas", "sentence_transformers"}
 # Only these know what is inside transformers' models; all others take its public names.
-KNOW_TRANSFORMERS = {"condenser/models/backbone.py", "condenser/models/packed.py", "condenser/decoding/generators.py"}
+KNOW_TRANSFORMERS = {
+    "condenser/models/backbone.py",
+    "condenser/models/packed.py",
+    "condenser/models/unpadded.py",
+    "condenser/decoding/generators.py",
+}
 MAY_READ_PICKLES = {"condenser/interop.py"}
 MAY_PRINT = {"condenser/talk.py", "retrieval/cli.py"}
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}

@@ -11,11 +11,9 @@ import pytest
 from transformers import AutoModel
 
 from condenser.errors import UserError
-from retrieval.batches import PairBatches
 from retrieval.collections import open_collection
 from retrieval.dev import DevSearch
 from retrieval.encoder import Encoder
-from retrieval.examples import read_examples
 from retrieval.finetune import finetune
 from retrieval.options import FinetuneOptions
 from tests.command import run
@@ -54,55 +52,12 @@ def options_for(collection: Path, output: Path, tiny_bert: Path, **others: objec
     return FinetuneOptions(encoder=str(tiny_bert), collection=[str(collection)], output=str(output), **settings)
 
 
-def test_examples_join_positives_and_negatives(collection: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    examples = read_examples(open_collection(collection), "train", with_negatives=True)
-    assert examples[0].positives == ("p0", "x0")
-    assert examples[0].negatives == ("p1", "p2")
-    assert examples[1].positives == ("p1",)
-    assert "left out 1 hard negatives that are judged positives of their query" in capsys.readouterr().err
-
-
-def batches_of(collection: Path, tiny_bert: Path, **others: int) -> PairBatches:
-    opened = open_collection(collection)
-    examples = read_examples(opened, "train", with_negatives=True)
-    settings = {"batch_size": 4, "negatives": 0, "seed": 1} | others
-    return PairBatches(examples, opened.lookup(), Encoder.load(tiny_bert), **settings)
-
-
-def test_each_query_comes_once_an_epoch_with_a_positive(collection: Path, tiny_bert: Path) -> None:
-    batches = batches_of(collection, tiny_bert)
-    epoch = [batches(step)[0] for step in range(3)]
-    seen = [tuple(query) for batch in epoch for query in batch.queries]
-    assert len(set(seen)) == 12
-    for batch in epoch:
-        for target, positives in zip(batch.targets, batch.positives, strict=True):
-            assert batch.passage_rows[target] in positives
-    again = batches_of(collection, tiny_bert)
-    assert again(2)[0].queries == epoch[2].queries
-    assert {tuple(q) for s in range(3, 6) for q in batches(s)[0].queries} == set(seen)
-    assert [batches(s)[0].queries for s in range(3, 6)] != [batch.queries for batch in epoch]
-
-
-def test_queries_left_over_are_counted_and_come_in_another_epoch(
+def test_queries_left_over_are_counted(
     collection: Path, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Case B28."""
-    batches = batches_of(collection, tiny_bert, batch_size=5)
-    assert batches.steps_per_epoch == 2
-    assert len({tuple(query) for step in range(8) for query in batches(step)[0].queries}) == 12
     finetune(options_for(collection, tmp_path / "out", tiny_bert, batch_size=5, max_steps=1))
     assert "12 queries (2 left over in each epoch, others each time), 1 steps of 5 queries" in capsys.readouterr().err
-
-
-def test_processes_share_a_step_out(collection: Path, tiny_bert: Path) -> None:
-    whole = batches_of(collection, tiny_bert)(1)[0]
-    halves = [batches_of(collection, tiny_bert, rank=rank, world=2)(1)[0] for rank in (0, 1)]
-    assert halves[0].queries + halves[1].queries == whole.queries
-
-
-def test_fewer_negatives_than_asked_are_all_taken(collection: Path, tiny_bert: Path) -> None:
-    batch = batches_of(collection, tiny_bert, negatives=5, batch_size=12)(0)[0]
-    assert len(batch.passages) == 12 + 2 + 1
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +98,63 @@ def test_the_folder_opens_in_automodel_and_sentence_transformers(trained: Path) 
     _, report = AutoModel.from_pretrained(trained, add_pooling_layer=False, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert "sentence_transformers" in (trained / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"untied": True, "pooling": "last", "projection": 8, "normalize": True, "temperature": 0.1},
+        {"lora": 4, "matryoshka": [8, 16], "pooling": "mean"},
+        {"gradient_checkpointing": True, "cache_tokens": 32},
+        {"eval_pool": 0, "share_negatives": False, "query_prompt": "query: ", "passage_template": "{title}{sep}{text}"},
+    ],
+    ids=["untied", "lora", "memory", "texts"],
+)
+def test_what_is_saved_is_what_was_trained(
+    collection: Path, tiny_bert: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    """The best dev score of the log is that of the folder, opened again: weights, heads and texts are all there."""
+    options = options_for(collection, tmp_path / "out", tiny_bert, eval_every=4, learning_rate=1e-3, **change)
+    folder = finetune(options)
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    name = next(key for line in log for key in line if key.startswith("dev"))
+    best = max(line[name] for line in log if name in line)
+    search = DevSearch(open_collection(collection), "dev", pool=options.eval_pool, seed=options.seed)
+    assert search(Encoder.load(folder))[name] == pytest.approx(best, abs=1e-6)
+
+
+def test_two_collections_and_a_teacher(
+    collection: Path, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [
+        {"query": f"where is the {topic}?", "positive": f"the {topic} is in the city",
+         "negatives": [f"old {topic} and new"], "scores": [9.0, 1.5]}
+        for topic in TOPICS
+    ]  # fmt: skip
+    for name in ("one", "two"):
+        write_lines(tmp_path / f"{name}.jsonl", records)
+    options = options_for(
+        collection, tmp_path / "out", tiny_bert, loss="margin_mse", negatives=1, dev_collection=str(collection)
+    )
+    names = [str(tmp_path / f"{name}.jsonl") for name in ("one", "two")]
+    finetune(dataclasses.replace(options, collection=names, weights=[3.0, 1.0]))
+    said = capsys.readouterr().err
+    assert "steps by collection: one.jsonl 75.0%, two.jsonl 25.0%" in said
+    assert "24 queries, 8 steps of 4 queries (1.33 epochs) to a teacher's scores of 2 passages each" in said
+
+
+def test_scored_pairs_are_regressed(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    pairs = [
+        {"sentence1": f"the {a}", "sentence2": f"the {b}", "score": float(i % 6)}
+        for i, (a, b) in enumerate(zip(TOPICS * 2, TOPICS[1:] + TOPICS, strict=False))
+    ]
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    write_lines(folder / "train.jsonl", pairs)
+    write_lines(folder / "dev.jsonl", pairs[:9])
+    options = options_for(collection, tmp_path / "out", tiny_bert, loss="regression", pooling="mean", eval_every=4)
+    log = finetune(dataclasses.replace(options, collection=[str(folder)])) / "log.jsonl"
+    assert "dev_spearman" in log.read_text()
 
 
 def test_evaluation_does_not_change_training(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
