@@ -69,12 +69,7 @@ class PassageStore(Mapping[str, Passage]):
         return found[1]
 
     def __contains__(self, passage_id: object) -> bool:
-        # By the hash alone, without a look into the file: a strange id of equal hash comes once in 10^12 questions.
-        if not isinstance(passage_id, str):
-            return False
-        key = np.uint64(hash64(passage_id))
-        row = int(np.searchsorted(self._hashes, key))
-        return row < len(self._hashes) and bool(self._hashes[row] == key)
+        return isinstance(passage_id, str) and self._find(passage_id) is not None
 
     def __iter__(self) -> Iterator[str]:
         return (passage.id for passage in self.in_order())
