@@ -231,10 +231,11 @@ def _build_parser(verb: str, options_class: type) -> Any:
     import jsonargparse
 
     hints = {name.rstrip("_"): hint for name, hint in typing.get_type_hints(options_class).items()}
+    positional = VERBS[verb].positional
 
     class OneLineParser(jsonargparse.ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            raise _explain(str(message), hints)
+            raise _explain(str(message), hints, positional)
 
     parser = OneLineParser(
         prog=f"condenser {verb}",
@@ -243,7 +244,6 @@ def _build_parser(verb: str, options_class: type) -> Any:
         allow_abbrev=False,
     )
     parser.add_argument("--config", action=jsonargparse.ActionConfigFile, help="YAML file of options")
-    positional = VERBS[verb].positional
     for field in dataclasses.fields(options_class):
         _add_argument(parser, field, hints[_option_name(field)], field.name in positional)
     return parser
@@ -275,7 +275,7 @@ def _help_line(field: dataclasses.Field[Any]) -> str:
     return field.metadata["help"] + allowed + (" (required)" if _is_required(field) else "")
 
 
-def _explain(message: str, hints: dict[str, Any]) -> UserError:
+def _explain(message: str, hints: dict[str, Any], positional: tuple[str, ...] = ()) -> UserError:
     """Reduce jsonargparse's message to one line, and name the nearest option to an unknown one."""
     import re
 
@@ -287,6 +287,8 @@ def _explain(message: str, hints: dict[str, Any]) -> UserError:
         name = word.split("=")[0]
         close = nearest(name.lstrip("-"), hints)
         shown = name if name.startswith("-") else f"--{name}"
+        if close in positional:
+            return UserError(f"unknown option {shown}", hint=f"write the {close} without an option's name before it")
         return UserError(f"unknown option {shown}", hint=f"did you mean --{close}?" if close else "see --help")
     ill_typed = re.search(r'Parser key "(\w+)".*(?:Given value|Got value): (.*)', message, re.DOTALL) or re.search(
         r"argument --(\w+).*invalid .* value: '(.*)'", message
