@@ -23,8 +23,9 @@ from retrieval.collections import Collection, open_collection
 from retrieval.dev import DevPairs, DevSearch
 from retrieval.encoder import Encoder
 from retrieval.examples import read_examples, read_pairs
-from retrieval.lora import add_lora, without_lora
+from retrieval.lora import add_lora, require_peft, without_lora
 from retrieval.losses import loss_named
+from retrieval.model_card import write_model_card
 from retrieval.options import FinetuneOptions
 from retrieval.recompute import recompute_layers
 from retrieval.towers import BiEncoder, cached_step, plain_step
@@ -75,7 +76,7 @@ def finetune(options: FinetuneOptions) -> Path:
             recompute_layers(encoder)
 
         def save(folder: Path) -> None:
-            without_lora(encoder).save(folder, _card(options, collections))
+            without_lora(encoder).save(folder, card="")  # it is written at the end, when the figures are known
 
         evaluation = None
         if dev is not None:
@@ -99,10 +100,12 @@ def finetune(options: FinetuneOptions) -> Path:
                 shutil.copytree(best, workspace.path, dirs_exist_ok=True)
             else:
                 save(workspace.path)
+            names = [one.name for one in collections]
+            write_model_card(workspace.path, options, names, encoder.config, encoder.dimension)
             facts = {
                 **read_json(workspace.path / "encoder.json"),
                 "dimension": encoder.dimension,
-                "collections": [one.name for one in collections],
+                "collections": names,
                 "steps": steps,
             }
             workspace.commit(facts)
@@ -138,6 +141,8 @@ def _check(options: FinetuneOptions) -> None:
             f"--weights gives {len(options.weights)} numbers for {len(options.collection)} collections",
             hint="give one for each, in their order",
         )
+    if options.lora:
+        require_peft()
     if options.graph_memory and options.cache_tokens is None:
         raise UserError("--graph_memory goes with --cache_tokens: without it the whole graph is kept anyway")
     if options.loss == "regression":
@@ -223,29 +228,9 @@ def _plan(options: FinetuneOptions, batches: Batches, steps: int, processes: int
         against = f"against {shared * (1 + options.negatives):,} candidates at most"
         if processes > 1:
             against += ", shared by all processes" if options.share_negatives else ", those of their own process"
+    together = "1 process" if processes == 1 else f"{processes} processes"
     return (
         f"finetune: {batches.count:,} queries{left_over}, {steps:,} steps of {options.batch_size:,} queries "
-        f"({steps / batches.steps_per_epoch:.2f} epochs) {against}, on {processes} processes"
+        f"({steps / batches.steps_per_epoch:.2f} epochs) {against}, on {together}; "
+        f"loss {options.loss}, learning rate {options.learning_rate:g}"
     )
-
-
-def _card(options: FinetuneOptions, collections: Sequence[Collection]) -> str:
-    """Return the model card in Markdown."""
-    names = ", ".join(one.name for one in collections)
-    return f"""---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags: [condenser-ir, dense-retrieval]
----
-# Dense retriever trained on {names}
-
-Bi-encoder, started from `{Path(options.encoder).name}` and trained with in-batch
-negatives ({options.batch_size} queries a step, {options.negatives} hard negatives a query, temperature
-{options.temperature}, learning rate {options.learning_rate}, seed {options.seed}) on split `{options.split}`.
-
-    from sentence_transformers import SentenceTransformer
-    model = SentenceTransformer("this folder")
-    scores = model.encode_query(["a question"]) @ model.encode_document(["a passage"]).T
-
-`log.jsonl` holds the training log with the dev figures, `manifest.json` every option and version.
-"""
