@@ -54,7 +54,10 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["evaluate", "--metrics"], "--metrics: expected at least one argument"),
         (["finetune", "--max_steps", "1.5"], "--max_steps is '1.5', expected a whole number"),
         # An option of Tevatron's that misses its s, and a number that ran into the next option.
-        (["check", "--colection", "c"], "unknown option --colection (write the collection without an option's name"),
+        (
+            ["check", "--colection", "c"],
+            "unknown option --colection (write the collection without an option's name before it)",
+        ),
         (["finetune", "--negatves", "3"], "unknown option --negatves (did you mean --negatives?)"),
         ([*BM25, "--output", "\udcff.trec"], "argument '\\udcff.trec' is not UTF-8 (rename the file)"),
         (["finetune", "--epochs", "53--workers", "2"], "--epochs is '53--workers', expected a number"),
