@@ -20,6 +20,7 @@ POOLINGS = ("cls", "mean", "last")
 # The towers of an untied encoder, as subfolders of its own.
 QUERY_TOWER = "query"
 PASSAGE_TOWER = "passage"
+SIZES_FILE = "sentence_bert_config.json"
 
 _LEGACY_POOLING = "pooling_mode_"
 _THEIR_POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
@@ -99,6 +100,11 @@ def is_pair(folder: Path) -> bool:
     return _read_if_there(folder / ENCODER_FILE).get("untied") is True
 
 
+def asks_for_lower_case(folder: Path) -> bool:
+    """Say whether sentence-transformers would put texts into lower case before the tokenizer sees them."""
+    return _read_if_there(folder / SIZES_FILE).get("do_lower_case") is True
+
+
 def dense_folder(folder: Path) -> Path | None:
     """Return the subfolder of the linear layer that sentence-transformers' files name, or None."""
     if not (folder / MODULES_FILE).is_file():
@@ -175,7 +181,7 @@ def _read_sentence_transformers(folder: Path, longest: int, projection: int | No
     for module in modules:
         if module.kind == "Pooling":
             pooling = _read_pooling(folder / module.path / CONFIG)
-    sizes, own = folder / "sentence_bert_config.json", folder / "config_sentence_transformers.json"
+    sizes, own = folder / SIZES_FILE, folder / "config_sentence_transformers.json"
     length = min(_value(_read_if_there(sizes), "max_seq_length", int, sizes) or longest, longest)
     said = _read_if_there(own)
     prompts = _value(said, "prompts", dict, own)
@@ -263,7 +269,7 @@ def write_config(folder: Path, config: EncoderConfig, hidden: int, *, bias: bool
         bias=bias,
     )
     length = {"max_seq_length": max_length, "do_lower_case": False}
-    write_json(folder / "sentence_bert_config.json", length)
+    write_json(folder / SIZES_FILE, length)
 
 
 def write_pair(folder: Path, config: EncoderConfig) -> None:

@@ -19,7 +19,9 @@ from condenser.weights import CONFIG, WEIGHTS, check_shapes, check_weights
 from retrieval.encoder_files import (
     PASSAGE_TOWER,
     QUERY_TOWER,
+    SIZES_FILE,
     EncoderConfig,
+    asks_for_lower_case,
     check_folder,
     dense_folder,
     is_pair,
@@ -101,6 +103,8 @@ def load_tower(folder: Path) -> Tower:
     _check_keys(model, info, folder)
     if not tokenizer.is_fast:
         raise UserError("tokenizer has no fast version (tokenizer.json)", folder)
+    if asks_for_lower_case(folder) and tokenizer.tokenize("River") != tokenizer.tokenize("river"):
+        raise UserError("asks for lower case (do_lower_case) from a tokenizer that keeps capitals", folder / SIZES_FILE)
     dense = dense_folder(folder)
     return Tower(model, tokenizer, head if dense is None else _load_dense(dense, model.config.hidden_size))
 

@@ -55,3 +55,20 @@ def test_pickled_weights_are_fetched_only_on_wish(tmp_path: Path, monkeypatch: p
     assert local_folder("owner/name", also="*.bin") == tmp_path
     assert local_folder("owner/name", also="*.bin") == tmp_path
     assert asked == [(False, True), (True, True), (True, False), (True, True)]
+
+
+def test_what_a_model_needs_is_fetched_from_its_subfolders_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The towers of an untied encoder, and what sentence-transformers keeps beside the weights."""
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked: list[list[str]] = []
+
+    def download(name: str, *, allow_patterns: list[str], local_files_only: bool = False) -> str:
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    local_folder("owner/name")
+    needed = ["query/model.safetensors", "passage/2_Dense/config.json", "1_Pooling/config.json", "2_Dense/weights.bin"]
+    others = ["pytorch_model.bin", "onnx/model.onnx", "query/pytorch_model.bin", "tf_model.h5"]
+    assert list(filter_repo_objects(needed + others, allow_patterns=asked[0])) == needed

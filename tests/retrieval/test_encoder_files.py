@@ -72,6 +72,18 @@ def test_cosine_is_the_inner_product_of_vectors_of_length_one(copied: Path) -> N
     np.testing.assert_allclose(vectors @ vectors.T, theirs.similarity(*[theirs.encode(TEXTS)] * 2), atol=1e-5)
 
 
+def test_lower_case_is_the_tokenizers_matter(copied: Path) -> None:
+    save_theirs(copied)
+    edit_json(copied / "sentence_bert_config.json", do_lower_case=True)
+    expected = SentenceTransformer(str(copied), device="cpu").encode(["The KING"])
+    np.testing.assert_allclose(Encoder.load(copied).encode_queries(["The KING"]), expected, atol=1e-5)
+    file = copied / "tokenizer.json"
+    file.write_text(file.read_text().replace('"lowercase": true', '"lowercase": false'))
+    edit_json(copied / "tokenizer_config.json", do_lower_case=False)
+    with pytest.raises(UserError, match=r"sentence_bert_config.json: asks for lower case \(do_lower_case\) from a"):
+        Encoder.load(copied)
+
+
 def test_older_pooling_files_are_read(copied: Path) -> None:
     """As sentence-transformers wrote them up to 5.1."""
     save_theirs(copied)
