@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from condenser.errors import RunFailed, UserError, sample
-from condenser.talk import warn
+from condenser.talk import Meter, warn
 from condenser.training.distributed import rank
 from eval.evaluation import evaluate
 from eval.runs import RunArrays
@@ -86,17 +86,17 @@ class DevSearch:
     def _search(self, encoder: Encoder) -> RunArrays:
         queries = _finite(encoder.encode_queries([query.text for query in self._queries]))
         best = np.empty((len(queries), 0), np.uint64)
-        first = 0
-        for block in self._blocks():
-            vectors = _finite(encoder.encode_passages(block))
-            places = self._places[first : first + len(block)]
-            first += len(block)
-            parts = []
-            for start in range(0, len(queries), _QUERIES_AT_ONCE):
-                some = slice(start, start + _QUERIES_AT_ONCE)
-                keys = np.concatenate([best[some], _keys(queries[some] @ vectors.T, places)], axis=1)
-                parts.append(_largest(keys, _RECALL_CUTOFF))
-            best = np.concatenate(parts)
+        with Meter("dev search", len(self._places), "passages") as meter:
+            for block in self._blocks():
+                vectors = _finite(encoder.encode_passages(block))
+                places = self._places[meter.done : meter.done + len(block)]
+                parts = []
+                for start in range(0, len(queries), _QUERIES_AT_ONCE):
+                    some = slice(start, start + _QUERIES_AT_ONCE)
+                    keys = np.concatenate([best[some], _keys(queries[some] @ vectors.T, places)], axis=1)
+                    parts.append(_largest(keys, _RECALL_CUTOFF))
+                best = np.concatenate(parts)
+                meter.advance(len(block))
         rows, scores = _places_and_scores(best)
         return RunArrays([query.id for query in self._queries], rows, scores, self._sorted_ids)
 
