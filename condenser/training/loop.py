@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import orjson
 import torch
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -40,6 +41,9 @@ BEST = "best"
 # float16 begins with steps that overflow until the loss scale has come down
 _BAD_STEPS_ALLOWED = {"no": 2, "bf16": 2, "fp16": 20}
 _HANDED_ON_SECONDS = 1.0
+# The first process takes dev scores and writes checkpoints alone, over a whole corpus perhaps; NCCL would wait for ten
+# minutes.
+_LONGEST_WAIT = timedelta(hours=6)
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,10 @@ def start_accelerator(settings: LoopSettings) -> Accelerator:
             hint="use --mixed_precision no",
         )
     trackers = tracker_settings(settings.tracker, settings.output)
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision=settings.mixed_precision, **trackers)
+    patience = InitProcessGroupKwargs(timeout=_LONGEST_WAIT)
+    accelerator = Accelerator(
+        cpu=on_cpu, mixed_precision=settings.mixed_precision, kwargs_handlers=[patience], **trackers
+    )
     idle = None if on_cpu else idle_gpus(torch.cuda.device_count(), accelerator.num_processes)
     if idle:
         say(idle)
