@@ -15,7 +15,7 @@ from condenser.talk import clock
 from eval.report import Report, Table
 from retrieval.faiss_build import available_memory
 from retrieval.options import PlanOptions
-from retrieval.structures import EXACT_IS_FASTER_BELOW, Speed, Structure, Task, id_bytes_of_numbers, structures
+from retrieval.structures import FEW, Speed, Structure, Task, id_bytes_of_numbers, structures
 from retrieval.vectors import Vectors
 
 _SAMPLE = ("medquad", 64)  # passages whose encoding is timed
@@ -154,11 +154,11 @@ def advise(found: list[Structure], task: Task, free: int | None, searches: int) 
     if not fitting:
         return _advise_disk(found, able, task, free)
     exact = [one for one in fitting if one.exact]
-    if exact and task.count <= EXACT_IS_FASTER_BELOW:
+    if exact and task.count <= FEW:
         return Advice(
             exact[0],
-            f"below about {EXACT_IS_FASTER_BELOW:,} vectors exact search is faster than any approximate index at "
-            "recall .95, and it is exact",
+            f"up to about {FEW:,} vectors exact search is fast enough, about {_milliseconds(exact[0].query_seconds)} a "
+            "query here: what an approximate index could save is not worth the hits it loses",
             True,
         )
     best = min(fitting, key=lambda one: _life(one, searches))

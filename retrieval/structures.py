@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-EXACT_IS_FASTER_BELOW = 40_000
-"""Vectors up to which exact search takes less time than any approximate index at a recall@100 of .95."""
+FEW = 40_000
+"""Vectors up to which exact search answers in a millisecond or so, and an index saves less than it loses."""
 
 FLAT_STORES = {"float32": 4, "float16": 2, "int8": 1}
 """Bytes per number of what `condenser encode --store` keeps and a Flat index searches."""
@@ -25,12 +25,13 @@ _LINKS = 32
 _FILE_BYTES = 2500  # headers and manifest
 
 # What one number of a vector costs while lists or codes are scanned, over what it costs in a scan of float32
-# (measured: AMD EPYC with AVX-512, 30,000 x 384).
+# (measured: AMD EPYC with AVX-512, 24,000 sentence embeddings of 384 numbers).
 _SCAN_CODE = 4.0  # a byte of PQ, which stands for several numbers
-_SCAN_FAST = 0.2  # four bits of PQ in registers
+_SCAN_FAST = 0.4  # four bits of PQ in registers
 _SCAN_SQ8 = 0.8
 _SCAN_ROUNDED_FLAT = 6.0  # float16 and int8 are turned into float32 first, for one query as for a thousand
 _RANDOM_ACCESS = 3.0  # vectors that do not lie side by side
+_HIT = 1400.0  # what each hit costs to keep and to put in order
 # k-means of small pieces, over the same count of multiplications in batches; and its rounds.
 _PIECES = 2.0
 _KMEANS_ROUNDS, _PQ_ROUNDS, _OPQ_ROUNDS = 10, 25, 240
@@ -164,16 +165,29 @@ def pieces(dimension: int, size: int) -> int:
 def visited(task: Task) -> float:
     """Return about how many vectors IVF must look at for the wanted recall.
 
-    A rule of thumb for sentence embeddings; `condenser plan --tune` measures it.
+    A rule of thumb, fitted to 3,000 to 24,000 sentence embeddings; `condenser plan --tune` measures it.
     """
-    wanted = 6000 * (task.count / 24_000) ** 0.3 * (task.k / 100) ** 0.5 * 0.05 / max(1 - task.recall, 0.001)
-    return min(wanted, task.count)
+    return min(task.count, 4400 * _size(task) ** 0.57 * (task.k / 100) ** 0.2 * _care(task) ** 0.9)
+
+
+def search_depth(task: Task) -> int:
+    """Return about what ``ef_search`` HNSW needs for the wanted recall; see `visited`."""
+    return max(1, math.ceil(min(task.count, 95 * _size(task) ** 0.27 * (task.k / 100) ** 0.5 * _care(task))))
+
+
+def _size(task: Task) -> float:
+    return task.count / 24_000
+
+
+def _care(task: Task) -> float:
+    """Return how much rarer a miss must be than at recall .95."""
+    return 0.05 / max(1 - task.recall, 0.001)
 
 
 def _flat(task: Task, speed: Speed, store: str) -> Structure:
     numbers = task.count * task.dimension
     codes = numbers * FLAT_STORES[store] + (4 * task.count if store == "int8" else 0)
-    rounded = store != "float32"
+    rounded, hits = store != "float32", task.k * _HIT * speed.scan
     return Structure(
         name=f"Flat {store}",
         factory="Flat",
@@ -187,8 +201,8 @@ def _flat(task: Task, speed: Speed, store: str) -> Structure:
         memory=codes + task.ids_in_memory,
         build_memory=2 * task.ids_in_memory,
         build_seconds=numbers * speed.scan,
-        query_seconds=numbers * (speed.batch + rounded * _SCAN_ROUNDED_FLAT * speed.scan / 1024),
-        alone_seconds=numbers * speed.scan * (_SCAN_ROUNDED_FLAT if rounded else 1),
+        query_seconds=numbers * (speed.batch + rounded * _SCAN_ROUNDED_FLAT * speed.scan / 1024) + hits,
+        alone_seconds=numbers * speed.scan * (_SCAN_ROUNDED_FLAT if rounded else 1) + hits,
     )
 
 
@@ -225,9 +239,10 @@ def _faiss(
 def _hnsw(task: Task, speed: Speed) -> Structure:
     """A graph: 2 M links per vector on the ground floor, M on each of the 1 / (M - 1) floors above it, of 4 bytes."""
     count, width = task.count, task.dimension
-    depth = max(task.k, 3 * task.k if task.recall < 0.99 else 6 * task.k)
+    depth = search_depth(task)
     distance = width * speed.scan * _RANDOM_ACCESS
-    looked_at = min(count, 12 * depth * math.log2(count + 2) / 14)
+    looked_at = min(count, 60 * depth**0.74)
+    query = looked_at * distance + task.k * _HIT * speed.scan
     return _faiss(
         task,
         factory=f"HNSW{_LINKS}",
@@ -236,9 +251,9 @@ def _hnsw(task: Task, speed: Speed) -> Structure:
         setting=f"--ef_search {depth}",
         file=count * (4 * width + 4 * (2 * _LINKS + _LINKS / (_LINKS - 1)) + 12),
         sample=0,
-        build_seconds=count * distance * min(count, 100 * math.log2(count + 2)),
-        query_seconds=looked_at * distance,
-        alone_seconds=looked_at * distance,
+        build_seconds=count * distance * min(count, 55 * math.log2(count + 2)),
+        query_seconds=query,
+        alone_seconds=query,
     )
 
 
@@ -255,9 +270,17 @@ def _inverted(task: Task, speed: Speed) -> list[Structure]:
     adding = count * lists * width * speed.batch
 
     def ivf(
-        code: str, recall: str, reach: float, *, size: float, scan: float, before: float = 0, more: float = 0
+        code: str,
+        recall: str,
+        reach: float,
+        *,
+        size: float,
+        scan: float,
+        before: float = 0,
+        more: float = 0,
+        refined: int = 0,
     ) -> Structure:
-        rest = scanned * scan * speed.scan
+        rest = (scanned * scan + task.k * (_HIT + refined * width * _RANDOM_ACCESS)) * speed.scan
         return _faiss(
             task,
             factory=code,
@@ -284,10 +307,11 @@ def _inverted(task: Task, speed: Speed) -> list[Structure]:
             scan=halves * _SCAN_FAST,
             before=(_PQ_ROUNDS * 16 * learnt) + coding / 16,
             more=64 * width + 8 * halves * lists,
+            refined=2,
         ),
         ivf(
             f"IVF{lists},PQ{cut}np",
-            "lossy codes: .6 to .8",
+            "lossy codes: about .7",
             0.7,
             size=cut,
             scan=cut * _SCAN_CODE,
@@ -296,8 +320,8 @@ def _inverted(task: Task, speed: Speed) -> list[Structure]:
         ),
         ivf(
             f"OPQ{cut},IVF{lists},PQ{cut}np",
-            "lossy codes: .6 to .8",
-            0.75,
+            "lossy codes: about .8",
+            0.78,
             size=cut,
             scan=cut * _SCAN_CODE,
             before=(_PQ_ROUNDS + _OPQ_ROUNDS) * 256 * learnt + coding + count * width * width * speed.batch,
