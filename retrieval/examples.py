@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -13,7 +13,10 @@ from condenser.errors import UserError, sample
 from condenser.talk import say, warn
 from condenser.training.distributed import rank
 from retrieval.collections import Collection
+from retrieval.formats.negatives import read_negatives, read_scores
 from retrieval.records import Query, ScoredPair
+
+_Given = TypeVar("_Given")
 
 # Ids of unusable queries that a message shows.
 _SHOWN = 5
@@ -122,6 +125,8 @@ def read_examples(
     with_negatives: bool = False,
     with_scores: bool = False,
     drop_empty: bool = False,
+    negatives_files: Sequence[str | Path] = (),
+    scores_files: Sequence[str | Path] = (),
 ) -> Examples:
     """Join a split's queries, judgements and hard negatives.
 
@@ -135,23 +140,45 @@ def read_examples(
         with_scores: read a teacher's scores in their place: a query's positives are those with a score, its
             negatives all other passages with a score.
         drop_empty: leave out, and count, queries that cannot be trained on.
+        negatives_files: more hard negatives, as `retrieval.formats.negatives.read_negatives` reads them.
+        scores_files: more of a teacher's scores, as `retrieval.formats.negatives.read_scores` reads them.
 
     Raises:
         UserError: a query without a positive in the corpus or, with scores, without a score of a positive and
             of another passage (unless ``drop_empty``); no query that can be trained on; hard negatives of
-            which none is in the corpus; no scores.
+            which none is in the corpus; no scores; a file of other queries.
     """
-    teacher = collection.teacher_scores(split) if with_scores else None
+    qrels = collection.qrels(split)
+    teacher = None
+    if with_scores:
+        teacher = {query_id: dict(scores) for query_id, scores in collection.teacher_scores(split).items()}
+        for file in scores_files:
+            for query_id, scores in _of_these_queries(read_scores(Path(file)), qrels, split, file):
+                teacher.setdefault(query_id, {}).update(scores)
     if with_scores and not teacher:
         raise UserError(f"no teacher's scores for split {split!r}", collection.folder, "--loss softmax needs none")
-    negatives = collection.negatives(split) if with_negatives and not with_scores else {}
-    join = _Join(collection.qrels(split), negatives, teacher, collection.lookup())
+    negatives: dict[str, list[str]] = {}
+    if with_negatives and not with_scores:
+        negatives = {query_id: list(names) for query_id, names in collection.negatives(split).items()}
+        for file in negatives_files:
+            for query_id, names in _of_these_queries(read_negatives(Path(file), qrels), qrels, split, file):
+                negatives.setdefault(query_id, []).extend(names)
+    join = _Join(qrels, negatives, teacher, collection.lookup())
     usable = (example for query in collection.queries(split) if (example := join.example(query)))
     examples = Examples(usable, f"{collection.name}, {split}")
     join.check(split, collection.folder, len(examples), drop_empty=drop_empty)
     if rank() == 0:
         join.tell(examples.name, len(examples))
     return examples
+
+
+def _of_these_queries(
+    found: Mapping[str, _Given], qrels: Mapping[str, Any], split: str, file: str | Path
+) -> Iterator[tuple[str, _Given]]:
+    """Yield what a file gives to queries of the split; UserError when it gives nothing to any of them."""
+    if not found.keys() & qrels.keys():
+        raise UserError(f"none of its {len(found):,} queries is judged in split {split!r}: {sample(found)}", file)
+    return ((query_id, given) for query_id, given in found.items() if query_id in qrels)
 
 
 class _Join:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from condenser.artifacts import Workspace, identity, result_config
+from condenser.artifacts import Workspace, fingerprint, identity, result_config
 from condenser.errors import UserError
-from condenser.files import read_json
+from condenser.files import existing_file, read_json
 from condenser.pretrain import loop_settings
 from condenser.talk import say
 from condenser.training.distributed import rank, world_size
@@ -57,6 +57,8 @@ def finetune(options: FinetuneOptions) -> Path:
     )
     inputs = {"encoder": identity(options.encoder), "dev_collection": dev_collection.fingerprint()}
     inputs |= {f"collection {i}": one.fingerprint() for i, one in enumerate(collections, 1)}
+    for name in ("negatives_file", "scores_file"):
+        inputs |= {f"{name} {i}": fingerprint(existing_file(file)) for i, file in enumerate(getattr(options, name), 1)}
     workspace = Workspace(options.output, "encoder", config=result_config(options), inputs=inputs, resumable=True)
     with workspace if accelerator.is_main_process else nullcontext():
         accelerator.wait_for_everyone()
@@ -150,11 +152,24 @@ def _check(options: FinetuneOptions) -> None:
             raise UserError("--negatives does not go with --loss regression: a scored pair has none")
         if options.untied:
             raise UserError("--untied does not go with --loss regression: both texts of a pair are of one kind")
+    _check_files(options)
     if options.loss in _TEACHERS and not options.negatives:
         raise UserError(
             f"--loss {options.loss} compares a positive with others that a teacher scored",
             hint="say how many of them to take: --negatives 1 or more",
         )
+
+
+def _check_files(options: FinetuneOptions) -> None:
+    """Refuse files of negatives and scores that nothing would be done with."""
+    if options.negatives_file and options.loss in _TEACHERS:
+        raise UserError(f"--negatives_file does not go with --loss {options.loss}: --scores_file names its negatives")
+    if options.negatives_file and not options.negatives:
+        raise UserError("--negatives_file needs --negatives: how many of them a query brings")
+    if options.scores_file and options.loss not in _TEACHERS:
+        raise UserError(f"--scores_file does not go with --loss {options.loss}", hint=f"losses: {', '.join(_TEACHERS)}")
+    if (options.negatives_file or options.scores_file) and len(options.collection) > 1:
+        raise UserError("--negatives_file and --scores_file go with one --collection, whose ids they name")
 
 
 def _batches(options: FinetuneOptions, collections: Sequence[Collection], encoder: Encoder) -> Batches:
@@ -180,6 +195,8 @@ def _batches_of(options: FinetuneOptions, collection: Collection, encoder: Encod
         with_negatives=options.negatives > 0,
         with_scores=options.loss in _TEACHERS,
         drop_empty=options.drop_empty,
+        negatives_files=options.negatives_file,
+        scores_files=options.scores_file,
     )
     return PairBatches(
         examples,

@@ -57,6 +57,10 @@ class FinetuneOptions(Options):
         [], "share of the steps of each collection; default: by its number of queries", above=0
     )
     split: Split = option("train", "judgements to train on")
+    negatives_file: list[str] = source(
+        "more hard negatives: files made by `condenser mine`, added to those of the collection", default=[]
+    )
+    scores_file: list[str] = source("more of a teacher's scores: files made by `condenser mine --scores`", default=[])
     dev_collection: str | None = source("judgements to choose the best checkpoint on; default: the first", default=None)
     dev_split: Split = option("dev", "their split, where there is one")
     output: str = output("encoder folder to write: opens in AutoModel and SentenceTransformer")
@@ -143,6 +147,48 @@ class Bm25Options(Options):
     k: int = option(1000, "hits per query", minimum=1)
     k1: float = option(0.9, "term frequency saturation", minimum=0)
     b: float = option(0.4, "length normalisation", minimum=0, maximum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MineOptions(Options):
+    """Find hard negatives: passages that a search ranks high for a query and that are not known to answer it."""
+
+    collection: str = source("folder or file in a known format, or the name of an embedded collection")
+    split: Split = option("train", "whose queries and judgements")
+    run: str | None = source("take what this run found: TREC, MS MARCO or JSON, .gz too", default=None)
+    bm25: bool = option(False, "or search with BM25")
+    encoder: str | None = source("or encode the collection with this encoder, and search", default=None)
+    output: str = output("file to write, .gz and .zst too")
+    format: Literal["negatives", "tevatron", "dpr"] = option(
+        "negatives",
+        "negatives: {query_id, negatives}, for finetune --negatives_file; tevatron: JSON lines with ids; "
+        "dpr: JSON with texts",
+    )
+    depth: int = option(200, "first hits of each query that are looked at", minimum=1)
+    skip: int = option(0, "first hits that are passed over", minimum=0)
+    n: int = option(30, "negatives per query", minimum=1)
+    choice: Literal["sample", "top"] = option("sample", "which of the hits that may be negatives: any, or the best")
+    margin: float | None = option(
+        None,
+        "leave out hits scored above P - margin * |P|, where P is the score of the query's best known positive: "
+        "they may be positives that nobody judged",
+        minimum=0,
+    )
+    ignore_self: bool = option(False, "leave out the hit whose id is the query's own")
+    require_positive: bool = option(False, "no negatives for queries without a positive in the first --depth hits")
+    cross_encoder: str | None = source("folder or hub name of a model that scores pairs of texts", default=None)
+    cross_threshold: float | None = option(
+        None, "leave out hits that the cross-encoder scores above this (its raw output; 2.2 is a probability of .9)"
+    )
+    scores: str | None = option(
+        None, "also write the cross-encoder's scores of positives and negatives here (.tsv)", shapes_result=False
+    )
+    seed: int = seed_of("the sample")
+    work: str | None = option(
+        None, "with --encoder: folder for the vectors; default: OUTPUT.work", shapes_result=False
+    )
+    device: Device = option("auto", "where to encode and to search")
+    skip_bad: bool = option(False, "pass over lines that cannot be read, and count them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +299,17 @@ class SearchOptions(Options):
     )
     seed: int = seed_of("the choice of those queries")
     output: str = output("run file to write: .trec, .tsv (MS MARCO) or .json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions(Options):
+    """Train in two stages, the second one on negatives that the first one finds; then encode, search and measure."""
+
+    recipe: str = source("YAML file, see docs/recipes.md")
+    collection: str | None = source("collection in place of the recipe's", default=None)
+    encoder: str | None = source("start of both stages in place of the recipe's", default=None)
+    output: str = output("folder for every stage's artifacts")
+    dry_run: bool = option(False, "print the commands, do nothing", shapes_result=False)
 
 
 @dataclass(frozen=True, kw_only=True)
