@@ -68,7 +68,7 @@ def search(options: SearchOptions) -> Path:
 def _rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
     stored = options.queries is not None and Path(options.queries).is_dir()
     queries = _stored_queries(options) if stored else _text_queries(options)
-    index, cut = queries.index, queries.made_by
+    index, told = queries.index, queries.made_by
     made_by |= _provenance(options, index)
     k = index.lower_k(options.k)
     # One hit more, in case that the query itself is among them.
@@ -90,12 +90,12 @@ def _rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
                     ignored += len(row_hits) - len(kept)
                 yield query_id, kept[:k]
             meter.advance(len(ids))
-    made_by |= cut
+    made_by |= told
     notes = [f"searched {meter.done:,} queries over {len(index):,} passages ({index.describe()})", f"k {k:,}"]
     if options.ignore_self:
         notes.append(f"{ignored:,} hits left out that were the query itself")
-    if "queries_cut" in cut:
-        notes.append(f"{cut['queries_cut']:,} of {meter.done:,} queries cut at {cut['query_max_length']} tokens")
+    if "queries_cut" in told:
+        notes.append(f"{told['queries_cut']:,} of {meter.done:,} queries cut at {told['query_max_length']} tokens")
     say(", ".join(notes))
     if sample:
         recall = tell_recall(index, np.stack(sample), k, found)
@@ -128,6 +128,9 @@ def _text_queries(options: SearchOptions) -> _Queries:
 
     encoder = Encoder.load(folder, device=options.device, dimension=recorded.get("truncated"))
     index = _open_index(options, encoder.device.type, encoder)
+    computed = index.facts.get("compute", "float32")
+    if computed != "float32":
+        say(f"{options.index}: its passages were encoded in {computed}, the queries are in float32")
     told: dict[str, Any] = {"queries_cut": 0, "query_max_length": encoder.max_length("query")}
 
     def blocks() -> _Blocks:
