@@ -209,12 +209,13 @@ def _report(options: PlanOptions, index: Index, tuner: Tuner, best: Measured | N
     else:
         lines.append(f"cheapest that reaches recall {wanted:g}: {_described(best.setting)}")
     exact_wins = tuner.exact_per_second >= (0.0 if best is None else best.per_second)
+    others = f"--queries {shlex.quote(str(options.queries))} --k {k} --output RUN"
     if exact_wins:
         against = "" if best is None else f", {tuner.exact_per_second / best.per_second:.1f} times as fast as this"
         vectors = shlex.quote(str(index.facts["vectors"]))
-        lines.append(f"exact search needs no tuning{against}: condenser search --index {vectors}")
-    elif flags:
-        lines.append(f"next:\n  condenser search --index {shlex.quote(str(options.tune))} {flags} --k {k}")
+        lines.append(f"exact search needs no tuning{against}:\n  condenser search --index {vectors} {others}")
+    elif flags is not None:
+        lines.append(f"next:\n  condenser search --index {shlex.quote(str(options.tune))} {flags} {others}")
     values: dict[str, Any] = {
         "index": options.tune,
         "factory": factory,
