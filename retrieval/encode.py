@@ -84,6 +84,7 @@ class _Worker:
         self._claims = Claims(self._place)
         self._total: int | None = None
         self._encoder: Any = None
+        self._compute = ""
         self.made = 0
         self.has_published = False
 
@@ -108,13 +109,17 @@ class _Worker:
     def _load_encoder(self) -> Any:
         # Imported here, because all checks before need no torch, which takes seconds to come.
         from retrieval.encoder import Encoder
+        from retrieval.precision import set_precision
 
-        return Encoder.load(
+        options = self._options
+        encoder = Encoder.load(
             self._folder,
-            device=_device(self._options.device),
-            dimension=self._options.dim,
-            **{f"{self._options.kind}_max_length": self._options.max_length},
+            device=_device(options.device),
+            dimension=options.dim,
+            **{f"{options.kind}_max_length": options.max_length},
         )
+        self._compute = set_precision(encoder, options.kind, options.dtype, options.quantize)
+        return encoder
 
     def _adopt_withdrawn(self) -> None:
         """Take over the shards of a finished folder that was damaged; once, for a seal broken later must not return."""
@@ -199,6 +204,7 @@ class _Worker:
             | {
                 "kind": options.kind,
                 "max_length": length,
+                "compute": self._compute,
                 "dtype": options.store,
                 "count": count,
                 "cut": cut,

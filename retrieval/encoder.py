@@ -27,7 +27,7 @@ __all__ = ["Encoder", "EncoderConfig", "batches_by_length", "resolve_device"]
 Kind = Literal["query", "passage"]
 
 # On a CPU the states of more tokens no longer fit its cache; a GPU needs many to have all its parts at work.
-_BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
+_BATCH_TOKENS = {"cpu": 768, "cuda": 16384}
 
 
 class Encoder(nn.Module):
@@ -75,6 +75,8 @@ class Encoder(nn.Module):
         self.config = config
         self.source = source
         self.truncated = dimension
+        # What encodes in a tower's place, where it was rounded; see `retrieval.precision`.
+        self.quantized: dict[Kind, PackedForward] = {}
         # Truncation and padding at the right keep [CLS] first and let equal positions mean equal things,
         # whatever side the tokenizer's files ask for.
         tokenizer.truncation_side = tokenizer.padding_side = "right"
@@ -287,7 +289,7 @@ class Encoder(nn.Module):
         Args:
             token_ids: as `tokenize` gives them.
             kind: which tower, where there are two.
-            batch_tokens: most tokens in a batch, padding included; a longer text is a batch of its own. None
+            batch_tokens: most tokens in a batch, counted as if padded; a longer text is a batch of its own. None
                 takes what suits the device.
             on_batch: called after each batch with the number of texts in it.
 
@@ -296,7 +298,7 @@ class Encoder(nn.Module):
         """
         budget = batch_tokens or _BATCH_TOKENS.get(self.device.type, _BATCH_TOKENS["cpu"])
         vectors = np.empty((len(token_ids), self.dimension), dtype=np.float32)
-        packed = packed_forward_of(self.tower(kind).model)
+        packed = self.quantized.get(kind) or packed_forward_of(self.tower(kind).model)
         was_training = self.training
         self.eval()
         try:

@@ -208,9 +208,15 @@ class EncodeOptions(Options):
     )
     batch_tokens: int | None = option(
         None,
-        "tokens per batch, padding included; default: 1024 on a CPU, 16384 on a GPU",
+        "tokens per batch, counted as if padded; default: 768 on a CPU, 16384 on a GPU",
         shapes_result=False,
         minimum=1,
+    )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
+        "auto", "type to compute in; auto: bfloat16 on a GPU that has it, else float32"
+    )
+    quantize: Literal["none", "int8"] = option(
+        "none", "int8: linear layers in 8-bit integers on a CPU, about twice as fast; the vectors are less exact"
     )
     store: Literal["float32", "float16", "int8"] = option(
         "float32", "type the vectors are kept in: float16 takes half the disk, int8 with a scale per vector a quarter"

@@ -12,10 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import GELUActivation
 
+from condenser.models.int8 import Int8Linear, scaled_rows
+
 __all__ = ["PackedForward", "Rows", "packed_forward_of"]
 
 Rows = Literal["all", "cls", "last"]
-Linear = Callable[[Tensor], Tensor]
+# What a linear layer reads is made ready for it first: for 8-bit products it is scaled, once for all that read it.
+Linear = Callable[[Any], Tensor]
+
+# oneDNN keeps its last 1,024 compiled products, one for each number of rows it met: hundreds of megabytes. On a CPU
+# the rows are filled up to a multiple of this, so that few numbers come.
+_ROW_STEP = 32
 
 
 @dataclass(frozen=True)
@@ -89,18 +96,29 @@ class _Batch:
 
     def places(self) -> Tensor:
         """Return each token's place in its text, from 0."""
-        return torch.arange(len(self.tokens), device=self.tokens.device) - self.of_texts(self.starts)
+        return torch.arange(len(self.tokens), device=self.tokens.device) - self._of_texts(self.starts)
 
-    def of_texts(self, values: Tensor) -> Tensor:
+    def places_beside(self, padding: int) -> Tensor:
+        """Count as RoBERTa does: from ``padding`` + 1, a padding token that stands in a text being passed over."""
+        real = self.tokens.ne(padding).long()
+        counted = real.cumsum(0)
+        return (counted - self._of_texts((counted - real)[self.starts])) * real + padding
+
+    def _of_texts(self, values: Tensor) -> Tensor:
         """Repeat one value per text for each of its tokens."""
         return values.repeat_interleave(self.lengths, output_size=len(self.tokens))
 
 
-def packed_forward_of(model: Any) -> PackedForward | None:
+def packed_forward_of(model: Any, *, int8: bool = False) -> PackedForward | None:
     """Return the packed forward pass of a transformers encoder, or None where its states would not be the model's.
 
     None is the answer for families that are not listed here (relative or rotary positions), for decoders,
     and for models whose linear layers are no longer plain ones: wrapped by adapters, quantised.
+
+    Args:
+        model: a transformers encoder.
+        int8: multiply in 8-bit integers (see `condenser.models.int8`), on the CPU: the states come near the
+            model's, and the weights are copied, so that later changes to the model do not show.
     """
     config = getattr(model, "config", None)
     names = _FAMILIES.get(getattr(config, "model_type", ""))
@@ -109,13 +127,13 @@ def packed_forward_of(model: Any) -> PackedForward | None:
     if getattr(config, "position_embedding_type", "absolute") != "absolute":
         return None
     try:
-        return PackedForward(model, names)
+        return PackedForward(model, names, int8)
     except (AttributeError, TypeError):
         return None
 
 
 class PackedForward:
-    """A BERT-like encoder over packed rows; it reads the model's own weights at each call and keeps no copy.
+    """A BERT-like encoder over packed rows; it reads the model's own weights at each call (8-bit ones are copies).
 
     The linear layers see no padding. Attention goes run by run, a run being neighbouring texts of one length,
     without a mask; on a GPU, where each call costs, it goes in one call per layer, padded and masked.
@@ -123,18 +141,20 @@ class PackedForward:
     Args:
         model: a transformers encoder.
         names: where its parts are.
+        int8: multiply in 8-bit integers.
 
     Raises:
         AttributeError, TypeError: a part is not there, or is not of the plain kind.
     """
 
-    def __init__(self, model: Any, names: _Names) -> None:
+    def __init__(self, model: Any, names: _Names, int8: bool = False) -> None:
         self._embeddings = model.embeddings
         self._norm = _part(model, "embeddings.LayerNorm", nn.LayerNorm)
         self._project = _linear(model, "embeddings_project") if hasattr(model, "embeddings_project") else None
         self._heads = int(model.config.num_attention_heads)
-        self._padding = model.config.pad_token_id if names.counts_padding else None
-        self._layers = [_layer(layer, names) for layer in model.get_submodule(names.layers)]
+        self._padding: int | None = model.config.pad_token_id if names.counts_padding else None
+        self._layers = [_layer(layer, names, int8) for layer in model.get_submodule(names.layers)]
+        self._ready: Callable[[Tensor], Any] = scaled_rows if int8 else lambda rows: rows
 
     @torch.inference_mode()
     def __call__(self, token_ids: Sequence[Sequence[int]], rows: Rows = "all") -> tuple[Tensor, Tensor]:
@@ -148,24 +168,27 @@ class PackedForward:
         Returns:
             States (total tokens, hidden), or (texts, hidden) for ``cls`` and ``last``; and the lengths (texts,).
         """
-        batch = _Batch(token_ids, self._norm.weight.device)
-        attend = _attend_by_runs if batch.tokens.device.type == "cpu" else _attend_padded
+        device = self._norm.weight.device
+        texts, tokens = len(token_ids), sum(map(len, token_ids))
+        if device.type == "cpu":
+            token_ids = [*token_ids, *_fillers(-tokens % _ROW_STEP, max(map(len, token_ids)))]
+        batch = _Batch(token_ids, device)
+        attend = _attend_by_runs if device.type == "cpu" else _attend_padded
         states = self._embed(batch)
-        for layer in self._layers[:-1]:
-            mixed = attend(layer.query(states), layer.key(states), layer.value(states), batch, self._heads)
-            states = _finish(layer, mixed, states)
-        layer = self._layers[-1]
-        key, value = layer.key(states), layer.value(states)
-        if rows != "all":
-            states = states[batch.starts if rows == "cls" else batch.starts + batch.lengths - 1]
-        mixed = attend(layer.query(states), key, value, batch, self._heads)
-        return _finish(layer, mixed, states), batch.lengths
+        for layer in self._layers:
+            ready = self._ready(states)
+            key, value = layer.key(ready), layer.value(ready)
+            if rows != "all" and layer is self._layers[-1]:
+                states = states[batch.starts if rows == "cls" else batch.starts + batch.lengths - 1]
+                ready = self._ready(states)
+            mixed = attend(layer.query(ready), key, value, batch, self._heads)
+            states = layer.mixed_norm(layer.mixed(self._ready(mixed)).add_(states))
+            states = layer.norm(layer.down(self._ready(layer.up(self._ready(states)))).add_(states))
+        return states[: tokens if rows == "all" else texts], batch.lengths[:texts]
 
     def _embed(self, batch: _Batch) -> Tensor:
         parts = self._embeddings
-        places = batch.places()
-        if self._padding is not None:
-            places = self._places_beside_padding(batch)
+        places = batch.places() if self._padding is None else batch.places_beside(self._padding)
         states = functional.embedding(batch.tokens, parts.word_embeddings.weight)
         if hasattr(parts, "token_type_embeddings"):
             states = states.add_(parts.token_type_embeddings.weight[0])
@@ -173,17 +196,11 @@ class PackedForward:
         states = self._norm(states)
         return states if self._project is None else self._project(states)
 
-    def _places_beside_padding(self, batch: _Batch) -> Tensor:
-        """Count as RoBERTa does: a padding token that stands in a text has no place of its own."""
-        real = (batch.tokens != self._padding).long()
-        before = real.cumsum(0) - real
-        return (real.cumsum(0) - batch.of_texts(before[batch.starts])) * real + self._padding
 
-
-def _finish(layer: _Layer, mixed: Tensor, states: Tensor) -> Tensor:
-    """Return what a layer makes of the attention's output and of the states that it read."""
-    states = layer.mixed_norm(layer.mixed(mixed).add_(states))
-    return layer.norm(layer.down(layer.up(states)).add_(states))
+def _fillers(tokens: int, longest: int) -> list[list[int]]:
+    """Return texts of so many tokens in all, none longer than one that the model has positions for."""
+    whole, rest = divmod(tokens, longest)
+    return [[0] * longest] * whole + ([[0] * rest] if rest else [])
 
 
 def _attend_by_runs(query: Tensor, key: Tensor, value: Tensor, batch: _Batch, heads: int) -> Tensor:
@@ -218,15 +235,16 @@ def _attend_padded(query: Tensor, key: Tensor, value: Tensor, batch: _Batch, hea
     return mixed[:, 0] if per_text else mixed[known]
 
 
-def _layer(layer: nn.Module, names: _Names) -> _Layer:
+def _layer(layer: nn.Module, names: _Names, int8: bool) -> _Layer:
+    linear = _int8_linear if int8 else _linear
     return _Layer(
-        query=_linear(layer, names.query),
-        key=_linear(layer, names.key),
-        value=_linear(layer, names.value),
-        mixed=_linear(layer, names.mixed),
+        query=linear(layer, names.query),
+        key=linear(layer, names.key),
+        value=linear(layer, names.value),
+        mixed=linear(layer, names.mixed),
         mixed_norm=_part(layer, names.mixed_norm, nn.LayerNorm),
-        up=_linear(layer, names.up, layer.get_submodule(names.activation)),
-        down=_linear(layer, names.down),
+        up=linear(layer, names.up, layer.get_submodule(names.activation)),
+        down=linear(layer, names.down),
         norm=_part(layer, names.norm, nn.LayerNorm),
     )
 
@@ -239,6 +257,10 @@ def _part(module: nn.Module, name: str, kind: type[nn.Module]) -> Any:
     return part
 
 
+def _is_gelu(activation: nn.Module | None) -> bool:
+    return type(activation) is GELUActivation and activation.act is functional.gelu
+
+
 def _linear(module: nn.Module, name: str, activation: nn.Module | None = None) -> Linear:
     """Return a linear layer, with its activation behind it.
 
@@ -246,14 +268,20 @@ def _linear(module: nn.Module, name: str, activation: nn.Module | None = None) -
     on, GELU nearly free, and as fast for three products of one input as for one with their weights joined.
     """
     linear: nn.Linear = _part(module, name, nn.Linear)
-    is_gelu = type(activation) is GELUActivation and activation.act is functional.gelu
+    is_gelu = _is_gelu(activation)
+    # oneDNN's name of what it does to the result, and which formula: "none" is GELU by the error function.
+    then, formula = ("gelu", "none") if is_gelu else ("none", "")
 
     def apply(rows: Tensor) -> Tensor:
         if rows.dtype == torch.float32 and rows.device.type == "cpu" and torch.backends.mkldnn.is_available():
-            fused = ("gelu", [], "none") if is_gelu else ("none", [], "")
-            result = torch.ops.mkldnn._linear_pointwise(rows, linear.weight, linear.bias, *fused)
+            result = torch.ops.mkldnn._linear_pointwise(rows, linear.weight, linear.bias, then, [], formula)
             return result if is_gelu or activation is None else activation(result)
         result = linear(rows)
         return result if activation is None else activation(result)
 
     return apply
+
+
+def _int8_linear(module: nn.Module, name: str, activation: nn.Module | None = None) -> Linear:
+    """Return a linear layer in 8-bit integers, with its activation behind it."""
+    return Int8Linear(_part(module, name, nn.Linear), torch.ops.aten.gelu_ if _is_gelu(activation) else activation)

@@ -66,6 +66,7 @@ def test_the_manifest_says_what_made_the_vectors(options: EncodeOptions, tiny_be
     assert facts == Encoder.load(tiny_bert).facts() | {
         "kind": "passage",
         "max_length": 64,
+        "compute": "float32",
         "dtype": "float32",
         "count": 11,
         "cut": 0,
