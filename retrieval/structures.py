@@ -55,7 +55,7 @@ class Speed:
         from retrieval.exact import ExactVectors
         from retrieval.vectors import Matrix
 
-        rows = max(1024, (1 << 22) // dimension)  # 16 MB
+        rows = max(128, (1 << 22) // dimension)  # 16 MB
         random = np.random.default_rng(0)
         vectors = random.standard_normal((rows, dimension), dtype=np.float32)
         queries = random.standard_normal((256, dimension), dtype=np.float32)

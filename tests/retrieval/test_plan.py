@@ -109,7 +109,7 @@ def test_an_encoder_says_the_dimension_and_how_long_encoding_takes(tiny_bert: Pa
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--passages", "10", "--dim", "0"], "--dim is 0, expected 1 to 1048576"),
+        (["--passages", "10", "--dim", "0"], "--dim is 0, expected 1 to 65536"),
         (["--passages", "0", "--dim", "8"], "--passages is 0, expected 1 to 1000000000000"),
         (["--passages", "10"], "--dim is missing: numbers in each vector"),
         ([], f"{GIVE_ONE} none of them"),
