@@ -260,7 +260,7 @@ class PlanOptions(Options):
     """Memory, disk and time of each kind of index, and which to build; with --tune the settings of one that exists."""
 
     passages: int | None = option(None, "vectors there will be", minimum=1, maximum=10**12)
-    dim: int | None = option(None, "with --passages: numbers in each vector", minimum=1, maximum=2**20)
+    dim: int | None = option(None, "with --passages: numbers in each vector", minimum=1, maximum=2**16)
     vectors: str | None = option(None, "or plan for this folder made by `condenser encode`")
     encoder: str | None = option(None, "also time this encoder over a few passages; it says --dim, too")
     k: int = option(100, "hits per query", minimum=1)
