@@ -110,6 +110,7 @@ def _stored_queries(options: SearchOptions) -> _Queries:
         raise UserError(f"holds {queries.facts['kind']} vectors, expected queries", queries.folder)
     index = _open_index(options, _gpu_if_there(options.device))
     check_same_space(index.facts, queries.facts)
+    _say_types(options.index, index.facts, queries.facts)
 
     def blocks() -> _Blocks:
         ids = iter(queries.ids)
@@ -128,9 +129,7 @@ def _text_queries(options: SearchOptions) -> _Queries:
 
     encoder = Encoder.load(folder, device=options.device, dimension=recorded.get("truncated"))
     index = _open_index(options, encoder.device.type, encoder)
-    computed = index.facts.get("compute", "float32")
-    if computed != "float32":
-        say(f"{options.index}: its passages were encoded in {computed}, the queries are in float32")
+    _say_types(options.index, index.facts, {})
     told: dict[str, Any] = {"queries_cut": 0, "query_max_length": encoder.max_length("query")}
 
     def blocks() -> _Blocks:
@@ -141,6 +140,13 @@ def _text_queries(options: SearchOptions) -> _Queries:
             yield [query.id for query in block], encoder.encode_token_ids(token_ids, "query")
 
     return _Queries(len(queries), blocks(), index, told)
+
+
+def _say_types(index: str, passages: dict[str, Any], queries: dict[str, Any]) -> None:
+    """Say so where the two sides were computed in different types: float32 queries over int8 passages, say."""
+    theirs, ours = (facts.get("compute", "float32") for facts in (passages, queries))
+    if theirs != ours:
+        say(f"{index}: its passages were encoded in {theirs}, the queries in {ours}")
 
 
 def _recorded_encoder(facts: dict[str, Any], index: str) -> str:

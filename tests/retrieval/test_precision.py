@@ -76,7 +76,7 @@ def test_a_search_over_int8_passages_says_so_once(
     index = build_index(IndexOptions(vectors=str(vectors), output=str(tmp_path / "index")))
     capsys.readouterr()
     search(SearchOptions(index=str(index), queries=str(queries), output=str(tmp_path / "run.trec"), device="cpu"))
-    line = f"{index}: its passages were encoded in int8, the queries are in float32"
+    line = f"{index}: its passages were encoded in int8, the queries in float32"
     assert capsys.readouterr().err.count(line) == 1
     with pytest.raises(UserError, match="quantize"):
         encode(EncodeOptions(encoder=str(tiny_bert), input=str(passages), output=str(vectors), device="cpu"))
