@@ -144,3 +144,12 @@ UNKNOWN = {
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_what_it_does_not_know_is_left_to_the_model(what: str) -> None:
     assert packed_forward_of(UNKNOWN[what]()) is None
+
+
+def test_vectors_depend_on_their_text_alone_and_come_out_the_same_twice() -> None:
+    forward, token_ids = packed_forward_of(model_of(config("bert"))), texts([3, 3, 20, 41, 7, 41])
+    assert forward is not None
+    together = nn.functional.normalize(forward(token_ids, "cls")[0])
+    alone = nn.functional.normalize(torch.cat([forward([ids], "cls")[0] for ids in token_ids]))
+    torch.testing.assert_close(together, alone, atol=1e-6, rtol=0)
+    assert torch.equal(together, nn.functional.normalize(forward(token_ids, "cls")[0]))
