@@ -58,6 +58,12 @@ VERBS: dict[str, Verb] = {
     ),
     "finetune": Verb("train a bi-encoder", "retrieval.options:FinetuneOptions", "retrieval.finetune:finetune"),
     "bm25": Verb("lexical baseline run", "retrieval.options:Bm25Options", "retrieval.bm25:search_bm25"),
+    "bm25 index": Verb(
+        "a collection to a lexical index", "retrieval.options:Bm25IndexOptions", "retrieval.bm25:build_bm25"
+    ),
+    "bm25 search": Verb(
+        "queries to a lexical run", "retrieval.options:Bm25SearchOptions", "retrieval.bm25:search_index"
+    ),
     "mine": Verb("a search's wrong hits to hard negatives", "retrieval.options:MineOptions", "retrieval.mine:mine"),
     "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
     "index": Verb("vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index:build_index"),
@@ -66,6 +72,7 @@ VERBS: dict[str, Verb] = {
         "passages added to an index and deleted from it", "retrieval.options:UpdateOptions", "retrieval.updates:update"
     ),
     "search": Verb("queries to a run", "retrieval.options:SearchOptions", "retrieval.search:search"),
+    "fuse": Verb("runs to one run", "retrieval.options:FuseOptions", "retrieval.fuse:fuse", positional=("runs",)),
     "evaluate": Verb("a run to MRR, nDCG, recall", "eval.options:EvaluateOptions", "retrieval.evaluate:evaluate"),
     "compare": Verb(
         "runs against a base run, with tests",

@@ -137,16 +137,71 @@ class FinetuneOptions(Options):
     keep_checkpoints: int = option(2, "newest checkpoints kept while training", shapes_result=False, minimum=1)
 
 
+Bm25Fields = Literal["both", "title", "text"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bm25Options(Options):
     """Search a collection with BM25 (Lucene's variant), as the baseline every dense run is read against."""
 
-    collection: str = source("BEIR-style folder, or the name of an embedded collection")
+    collection: str = source("a folder or file in a known format, or the name of an embedded collection")
+    format: Format = option("auto", "how its files are to be read; auto looks at them")
     split: Split = option("test", "queries to search: those judged in this split")
-    output: str = output("run file to write: .trec or .tsv")
+    output: str = output("run file to write: .trec, .tsv (MS MARCO) or .json")
     k: int = option(1000, "hits per query", minimum=1)
     k1: float = option(0.9, "term frequency saturation", minimum=0)
     b: float = option(0.4, "length normalisation", minimum=0, maximum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bm25IndexOptions(Options):
+    """Index a collection for BM25 (Lucene's variant), to be searched more than once."""
+
+    collection: str = source("a folder or file in a known format, or the name of an embedded collection")
+    format: Format = option("auto", "how its files are to be read; auto looks at them")
+    output: str = output("folder to write; bm25s opens it too")
+    k1: float = option(0.9, "term frequency saturation", minimum=0)
+    b: float = option(0.4, "length normalisation", minimum=0, maximum=1)
+    fields: Bm25Fields = option("both", "what of a passage is searched: title and text, or one of them")
+    skip_bad: bool = option(False, "pass over lines that cannot be read, and count them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bm25SearchOptions(Options):
+    """Search with BM25: an index, or a collection's passages without one."""
+
+    index: str | None = option(None, "folder made by `condenser bm25 index`; default: index --collection in memory")
+    collection: str | None = option(None, "collection whose queries are searched; without --index over its passages")
+    format: Format = option("auto", "how the collection's files are to be read; auto looks at them")
+    queries: str | None = option(None, "file of queries (jsonl or TSV) instead of the collection's")
+    split: Split | None = option(None, "with --collection: only the queries judged in this split")
+    k: int = option(1000, "hits per query", minimum=1)
+    k1: float | None = option(None, "without --index: term frequency saturation; default: 0.9", minimum=0)
+    b: float | None = option(None, "without --index: length normalisation; default: 0.4", minimum=0, maximum=1)
+    fields: Bm25Fields | None = option(None, "without --index: what of a passage is searched; default: both")
+    output: str = output("run file to write: .trec, .tsv (MS MARCO) or .json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuseOptions(Options):
+    """Fuse runs into one: by their ranks (reciprocal rank fusion), or by weighted sums of normalised scores."""
+
+    runs: list[str] = required("runs to fuse, two or more: TREC, MS MARCO or JSON")
+    method: Literal["rrf", "minmax", "zscore"] = option(
+        "rrf", "rrf: sum of 1 / (rrf_k + rank); minmax, zscore: sum of scores, normalised for each query"
+    )
+    rrf_k: float = option(60.0, "with rrf: how little the first ranks stand out", minimum=0)
+    weights: list[float] = option([], "one for each run; default: all equal", minimum=0)
+    fit: str | None = option(None, "choose the weights on these judgements (TREC, MS MARCO or BEIR columns)")
+    collection: str | None = option(None, "choose the weights on judgements of this collection")
+    split: Split = option("dev", "with --collection: whose judgements")
+    metric: str = option("nDCG@10", "what chosen weights are best at, as in `condenser evaluate`")
+    depth: int = option(1000, "hits of each run that count", minimum=1)
+    duplicates: Literal["refuse", "best"] = option(
+        "refuse", "a passage twice in one ranking: refuse, or keep its best score"
+    )
+    k: int = option(1000, "hits per query to write", minimum=1)
+    output: str = output("run file to write: .trec, .tsv (MS MARCO) or .json")
 
 
 @dataclass(frozen=True, kw_only=True)

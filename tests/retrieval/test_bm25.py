@@ -10,10 +10,10 @@ import pytest
 import pytrec_eval
 
 from condenser.errors import UserError
-from retrieval.bm25 import Bm25
+from retrieval.bm25 import Bm25Index
 from retrieval.cli import main
 from retrieval.collections import open_collection
-from retrieval.records import Passage, Query
+from retrieval.records import Passage
 
 PASSAGES = [
     Passage("p1", "River", "the bank of a river and another river"),
@@ -47,39 +47,38 @@ def naive_scores(query: list[str], k1: float, b: float) -> dict[str, float]:
     ("text", "words"), [("the river bank", ["river", "bank"]), ("Banks, banks!", ["bank", "bank"])]
 )
 def test_scores_are_the_formula(k1: float, b: float, text: str, words: list[str]) -> None:
-    (hits,) = Bm25(PASSAGES, k1=k1, b=b).search([Query("q", text)], 10).values()
+    (hits,) = Bm25Index.build(PASSAGES, k1=k1, b=b).search([text], 10)
     assert {hit.passage_id: hit.score for hit in hits} == pytest.approx(naive_scores(words, k1, b), rel=1e-5)
 
 
 def test_house_order_and_ties_at_the_cut() -> None:
-    index = Bm25(PASSAGES)
-    assert [hit.passage_id for hit in index.search([Query("q", "money")], 10)["q"]] == ["p2", "p10"]
-    assert [hit.passage_id for hit in index.search([Query("q", "money")], 1)["q"]] == ["p2"]
-    assert [hit.passage_id for hit in Bm25(PASSAGES[::-1]).search([Query("q", "bank")], 2)["q"]] == ["p2", "p10"]
+    index = Bm25Index.build(PASSAGES)
+    assert [hit.passage_id for hit in index.search(["money"], 10)[0]] == ["p2", "p10"]
+    assert [hit.passage_id for hit in index.search(["money"], 1)[0]] == ["p2"]
+    assert [hit.passage_id for hit in Bm25Index.build(PASSAGES[::-1]).search(["bank"], 2)[0]] == ["p2", "p10"]
 
 
 def test_a_shorter_list_is_the_start_of_the_longer_one() -> None:
     random = np.random.default_rng(0)
     words = "red green blue old new".split()
     passages = [Passage(str(n), "", " ".join(random.choice(words, 3))) for n in range(200)]
-    index = Bm25(passages)
-    queries = [Query("q", "red blue")]
-    whole = index.search(queries, 200)["q"]
+    index = Bm25Index.build(passages)
+    (whole,) = index.search(["red blue"], 200)
     assert whole == sorted(whole, key=lambda hit: (hit.score, hit.passage_id.encode()), reverse=True)
     for k in (1, 7, 50, 150):
-        assert index.search(queries, k)["q"] == whole[:k]
+        assert index.search(["red blue"], k) == [whole[:k]]
 
 
 @pytest.mark.parametrize("text", ["", "the of and", "unseen"])
 def test_a_query_without_a_known_word_has_no_hits(text: str) -> None:
-    hits = Bm25(PASSAGES).search([Query("q", text), Query("r", "fish")], 3)
-    assert hits["q"] == []
-    assert [hit.passage_id for hit in hits["r"]] == ["p3"]
+    nothing, fish = Bm25Index.build(PASSAGES).search([text, "fish"], 3)
+    assert nothing == []
+    assert [hit.passage_id for hit in fish] == ["p3"]
 
 
 def test_passages_without_a_word_are_refused() -> None:
     with pytest.raises(UserError, match="none of the 2 passages has a word to search for"):
-        Bm25([Passage("1", "", ""), Passage("2", "", "the")])
+        Bm25Index.build([Passage("1", "", ""), Passage("2", "", "the")])
 
 
 @pytest.fixture
@@ -123,14 +122,21 @@ def test_wrong_options(folder: Path, words: list[str], message: str, capsys: pyt
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "split", "figures"),
-    [("medquad", "test", (0.428, 0.510, 0.868)), ("nq-qed", "dev", (0.756, 0.792, 0.966))],
+    [
+        ("medquad", "dev", (0.418, 0.497, 0.852)),
+        ("medquad", "test", (0.428, 0.510, 0.868)),
+        ("nq-qed", "dev", (0.756, 0.792, 0.966)),
+        ("nq-qed", "test", (0.789, 0.823, 0.983)),
+    ],
 )
 def test_reference_figures(name: str, split: str, figures: tuple[float, float, float]) -> None:
     """MRR@10, nDCG@10 and R@100 as bm25s and trec_eval gave them when the collections were made."""
     collection = open_collection(name)
-    run = Bm25(collection.passages()).search(collection.queries(split), 100)
+    queries = list(collection.queries(split))
+    hits = Bm25Index.build(collection).search([query.text for query in queries], 100)
+    run = {query.id: dict(found) for query, found in zip(queries, hits, strict=True)}
     measures = pytrec_eval.RelevanceEvaluator(collection.qrels(split), {"recip_rank", "ndcg_cut_10", "recall_100"})
-    scores = measures.evaluate({query_id: dict(hits) for query_id, hits in run.items()}).values()
+    scores = measures.evaluate(run).values()
     reciprocal_ranks = [score["recip_rank"] if score["recip_rank"] > 1 / 10.5 else 0.0 for score in scores]
     found = [
         np.mean(reciprocal_ranks),

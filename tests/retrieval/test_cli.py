@@ -48,7 +48,7 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["data", "--json", "maybe"], "--json is 'maybe', expected true or false"),
         (
             ["bm25", "--output", "o"],
-            "--collection is missing: BEIR-style folder, or the name of an embedded collection",
+            "--collection is missing: a folder or file in a known format, or the name of an embedded collection",
         ),
         (["pretrain", "--objective", "mml"], "--objective is 'mml', expected one of mlm, condenser, cocondenser"),
         (["evaluate", "--metrics"], "--metrics: expected at least one argument"),
@@ -78,7 +78,7 @@ def test_wrong_command_lines(words: list[str], line: str, capsys: pytest.Capture
         ("", "--config holds no YAML mapping of options: Unexpected config:"),
         ("output: o\nk: null\n", "--k is null, expected a whole number"),
         ("a: &a [*a]\n", "--config holds YAML that contains itself"),
-        ("output: null\n", "--output is missing: run file to write: .trec or .tsv"),
+        ("output: null\n", "--output is missing: run file to write: .trec, .tsv (MS MARCO) or .json"),
     ],
 )
 def test_wrong_config_files(tmp_path: Path, content: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
