@@ -16,6 +16,7 @@ from condenser.artifacts import MANIFEST, damage, fingerprint, read_manifest
 from condenser.errors import UserError, sample
 from condenser.files import atomic_write_bytes
 from retrieval.vectors import (
+    STORES,
     Matrix,
     Store,
     Vectors,
@@ -79,6 +80,7 @@ class IndexFolder:
             fault = damage(folder, name, entry, verify=verify and name.endswith(".faiss"))
             if fault is not None:
                 raise fault
+        _check_facts(manifest, folder)
         ids: list[str] = []
         shards = []
         for number, store in facts["parts"]:
@@ -118,6 +120,17 @@ class IndexFolder:
             if rows.get(self.ids[row]) == row:
                 del rows[self.ids[row]]
         return rows
+
+
+def _check_facts(manifest: dict[str, Any], folder: Path) -> None:
+    """Refuse facts that no `condenser index` wrote: they say which files are opened."""
+    facts = manifest["facts"]
+    for part in facts["parts"]:
+        if not (isinstance(part, list) and len(part) == 2 and type(part[0]) is int and part[1] in (None, *STORES)):
+            raise UserError(f"parts has {part!r}, expected a number and a type of vectors", folder / MANIFEST)
+    for name in ("faiss", "deleted"):
+        if facts.get(name) and facts[name] not in manifest["files"]:
+            raise UserError(f"{name} is {facts[name]!r}, which is no file of this index", folder / MANIFEST)
 
 
 def read_either(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from condenser.faults import fault_point
 from condenser.files import atomic_write_bytes, existing_file
 
 Store = Literal["float32", "float16", "int8"]
+STORES: tuple[Store, ...] = get_args(Store)
 
 # What two sets of vectors must share for their inner products to mean anything. Length limits, batch sizes and
 # the type they are kept in are not among them: they change how good a vector is, not what it is a vector of.

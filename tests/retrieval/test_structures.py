@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from condenser.errors import UserError
 from retrieval.index import build_index
 from retrieval.options import IndexOptions
 from retrieval.structures import Speed, Structure, Task, clusters, id_bytes_of_numbers, pieces, structures, visited
@@ -20,13 +18,7 @@ SPEED = Speed(batch=4e-11, scan=2e-10)
 SMALL = Task(COUNT, DIMENSION, 100, 0.95, id_bytes_of_numbers(COUNT))
 
 
-def possible(structure: Structure) -> Any:
-    """Mark what `condenser index` refuses to write today: FAISS counts a table that inner products do not need."""
-    marks = [pytest.mark.xfail(strict=True, raises=UserError)] if structure.factory.endswith("np") else []
-    return pytest.param(structure, id=structure.name, marks=marks)
-
-
-@pytest.mark.parametrize("structure", map(possible, structures(SMALL, SPEED)))
+@pytest.mark.parametrize("structure", structures(SMALL, SPEED), ids=lambda one: one.name)
 def test_bytes_are_those_that_index_writes(tmp_path: Path, make_vectors: MakeVectors, structure: Structure) -> None:
     """Case R45."""
     matrix = np.random.default_rng(0).normal(size=(COUNT, DIMENSION)).astype("f4")
