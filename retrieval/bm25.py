@@ -198,6 +198,8 @@ def search_index(options: Bm25SearchOptions) -> Path:
     """
     if options.queries is None and options.collection is None:
         raise UserError("give --queries or --collection")
+    if options.index is None and options.collection is None:
+        raise UserError("give --index, or the --collection whose passages are searched")
     if options.queries is not None and options.split is not None:
         raise UserError("--split chooses queries of a collection, but --queries is given")
     if options.queries is not None and options.index is not None and options.collection is not None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
+import bm25s
 import numpy as np
 import pytest
 import pytrec_eval
 
+from condenser.artifacts import Workspace, describe_file, fingerprint
 from condenser.errors import UserError
+from eval.runs import load_run
 from retrieval.bm25 import Bm25Index
 from retrieval.cli import main
 from retrieval.collections import open_collection
@@ -102,6 +106,119 @@ def test_run_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heard = capsys.readouterr()
     assert heard.out == f"{output}\n"
     assert "k lowered from 5 to the 2 passages there are\n" in heard.err
+
+
+def test_an_index_gives_the_run_that_the_collection_gives(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Built twice the index has the same bytes, built again it is up to date; what made the run stands beside it."""
+    collection = str(folder / "c")
+    for name in ("index", "again", "index"):
+        assert main(["bm25", "index", "--collection", collection, "--output", str(folder / name)]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == f"{folder / 'index'}: up to date"
+    assert fingerprint(folder / "index") == fingerprint(folder / "again")
+    assert main(["bm25", "--collection", collection, "--output", str(folder / "plain.trec")]) == 0
+    searched = ["bm25", "search", "--index", str(folder / "index"), "--output", str(folder / "run.trec")]
+    for words in (["--collection", collection, "--split", "test"], ["--queries", f"{collection}/queries.jsonl"]):
+        assert main([*searched, *words]) == 0
+        assert (folder / "run.trec").read_bytes() == (folder / "plain.trec").read_bytes()
+    made_by = json.loads((folder / "run.trec.json").read_text())
+    assert made_by["index_fingerprint"] == fingerprint(folder / "index")
+    assert (made_by["k1"], made_by["b"], made_by["fields"], made_by["passages"]) == (0.9, 0.4, "both", 2)
+    assert "collection_fingerprint" in json.loads((folder / "plain.trec.json").read_text())
+
+
+def test_an_index_is_found_again_as_it_was(tmp_path: Path) -> None:
+    """Its arrays are memory-mapped, and bm25s opens the folder too."""
+    built = Bm25Index.build(PASSAGES, k1=1.2, b=0.75)
+    with Workspace(tmp_path / "index", "bm25", config={}, inputs={}) as workspace:
+        built.save(workspace.path)
+        workspace.commit({**built.facts, "passages": len(built)})
+    loaded = Bm25Index.load(tmp_path / "index")
+    texts = ["river bank", "money", "fish fish", "unseen"]
+    assert loaded.search(texts, 3) == built.search(texts, 3)
+    assert isinstance(loaded._index.scores["data"], np.memmap)
+    theirs = bm25s.BM25.load(tmp_path / "index").get_scores(["money", "bank"])
+    assert {hit.passage_id: hit.score for hit in built.search(["money bank"], 9)[0]} == {
+        loaded.passage_ids[row]: theirs[row] for row in np.flatnonzero(theirs)
+    }
+
+
+def test_fields(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for fields in ("both", "title", "text"):
+        index = Bm25Index.build(PASSAGES, fields=fields)
+        found[fields] = [[hit.passage_id for hit in hits] for hits in index.search(["rivers", "bank"], 9)]
+    assert found["both"] == [["p1"], ["p2", "p10", "p1"]]
+    assert found["title"] == [["p1"], []]
+    assert found["text"] == found["both"]
+    collection, output = str(folder / "c"), str(folder / "run.trec")
+    assert main(["bm25", "search", "--collection", collection, "--fields", "title", "--output", output]) == 2
+    assert "none of the 2 passages has a word to search for" in capsys.readouterr().err
+
+
+def test_any_format_of_collection(tmp_path: Path) -> None:
+    (tmp_path / "corpus.tsv").write_text("7\tFish\tred\n8\t\tgreen\n")
+    (tmp_path / "queries.dev.tsv").write_text("q\tgreen fishes\n")
+    (tmp_path / "qrels.dev.tsv").write_text("q\t0\t7\t1\n")
+    words = ["--collection", str(tmp_path), "--format", "msmarco", "--split", "dev"]
+    assert main(["bm25", *words, "--output", str(tmp_path / "run.json")]) == 0
+    assert set(load_run(tmp_path / "run.json")["q"]) == {"7", "8"}
+
+
+def broken(folder: Path, how: str) -> Path:
+    index = folder / "index"
+    assert main(["bm25", "index", "--collection", str(folder / "c"), "--output", str(index)]) == 0
+    if how == "flipped":
+        data = bytearray((index / "data.csc.index.npy").read_bytes())
+        data[-1] ^= 1
+        (index / "data.csc.index.npy").write_bytes(data)
+    elif how == "lost":
+        (index / "ids.json").unlink()
+    elif how == "foreign":
+        manifest = json.loads((index / "manifest.json").read_text())
+        (index / "params.index.json").write_text("[]")
+        manifest["files"]["params.index.json"] = describe_file(index / "params.index.json")
+        (index / "manifest.json").write_text(json.dumps(manifest))
+    return index
+
+
+@pytest.mark.parametrize(
+    ("how", "words", "line"),
+    [
+        (
+            "",
+            ["--k1", "1.2"],
+            "{0}: was built with k1 0.9, --k1 is 1.2 (scores are made when the index is: build anoth",
+        ),
+        ("", ["--fields", "text"], "{0}: was built with fields both, --fields is text (scores are made when the index"),
+        ("flipped", [], "{0}/data.csc.index.npy: contents differ from the manifest's sha256 (make the folder anew)"),
+        ("lost", [], "{0}/ids.json: file listed in the manifest is missing (make the folder anew)"),
+        ("foreign", [], "{0}: is not an index that bm25s opens ("),
+    ],
+)
+def test_indexes_that_are_refused(
+    folder: Path, how: str, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index, output = broken(folder, how), folder / "run.trec"
+    command = ["bm25", "search", "--index", str(index), "--collection", str(folder / "c"), "--output", str(output)]
+    assert main([*command, *words]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("condenser: error: " + line.format(index))
+    assert not output.exists() and not Path(f"{output}.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give --queries or --collection"),
+        (["--queries", "q.tsv"], "give --index, or the --collection whose passages are searched"),
+        (["--collection", "c", "--queries", "q", "--split", "dev"], "--split chooses queries of a collection, but --q"),
+        (["--collection", "c", "--queries", "q", "--index", "i"], "with --index, give one of --queries and --collect"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bm25", "search", *words, "--output", str(folder / "run.trec")]) == 2
+    assert capsys.readouterr().err.startswith(f"condenser: error: {message}")
 
 
 @pytest.mark.parametrize(
