@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -54,7 +55,7 @@ class ExactVectors:
         dimension: length of a vector.
         backend: ``numpy`` multiplies with BLAS; ``faiss`` uses `faiss.knn`; ``torch`` is for GPUs; ``auto`` is torch
             on a GPU, else numpy, with FAISS's loops for very few queries where it is installed.
-        device: ``cpu``, or ``cuda`` for all GPUs that are visible.
+        device: ``cpu``, ``cuda`` for all GPUs that are visible, or ``auto``.
         float16: on a GPU, keep the vectors in half the memory; scores stay exact.
         max_norm: length of the longest vector; None reads all of them when it is first needed.
     """
@@ -69,6 +70,8 @@ class ExactVectors:
         float16: bool = False,
         max_norm: float | None = None,
     ) -> None:
+        if device == "auto":
+            device = _gpu_if_there() if backend in ("auto", "torch") else "cpu"
         if device != "cpu" and backend not in ("auto", "torch"):
             raise UserError(f"--backend {backend} searches on the CPU", hint="on a GPU use --backend torch")
         self.shards = list(shards)
@@ -151,7 +154,7 @@ class ExactVectors:
         # Release 1.15.1 multiplies without BLAS as long as queries x dimension is below 128,000, which is up to
         # twelve times slower; only for few queries is it the faster way.
         faiss.cvar.distance_compute_blas_threshold = _FEW_QUERIES * self.dimension
-        best = Best(len(queries), count, count)
+        best = Best(len(queries), count, max(count, _PANEL // len(queries)))
         for start, block in self.blocks(_FAISS_ROWS):
             block = np.ascontiguousarray(block)
             scores, rows = faiss.knn(queries, block, min(count, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
@@ -243,6 +246,15 @@ class Best:
 def longest(blocks: Iterator[np.ndarray]) -> float:
     """Return the length of the longest vector in blocks of them; 0 when there is none."""
     return max((float(np.sqrt(np.einsum("nd,nd->n", block, block).max(initial=0))) for block in blocks), default=0.0)
+
+
+def _gpu_if_there() -> str:
+    """Return ``cuda`` where the system shows a GPU that torch can use; else torch, slow to come, is not asked."""
+    if not list(Path("/dev").glob("nvidia[0-9]*")):
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _has_faiss() -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from condenser.errors import UserError, nearest
 from condenser.talk import warn
-from retrieval.faiss_index import faiss_reason, index_bytes, load_faiss, parts_of, to_gpus
+from retrieval.faiss_index import faiss_reason, index_bytes, load_faiss, parts_of, to_gpus, uses_gpu
 
 _EXAMPLES = "FAISS's factory strings look like IVF256,Flat, HNSW32, PQ16, SQ8 or OPQ16,IVF256,PQ16,RFlat"
 _WORDS = "Flat IVF HNSW NSG PQ OPQ SQ SQfp SQbf PCA PCAR PCAW PCAWR RR RQ LSQ RFlat Refine L2norm IDMap".split()
@@ -30,7 +30,7 @@ class Recipe:
         seed: of the sample that it is trained on.
         training_size: vectors in that sample; None is 256 for each cluster.
         ef_construction: candidates that HNSW weighs for each link; None is FAISS's own.
-        device: ``cpu``, or ``cuda`` to train and add on all visible GPUs.
+        device: ``cpu``, ``cuda`` to train and add on all visible GPUs, or ``auto``.
         float16: on GPUs, in half the memory; this rounds the vectors that a Flat part keeps.
     """
 
@@ -104,7 +104,8 @@ def fill_index(index: Any, recipe: Recipe, count: int, blocks: Callable[[], Iter
         UserError: what FAISS refuses only now.
     """
     faiss = load_faiss()
-    working = index if recipe.device == "cpu" else to_gpus(index, count, float16=recipe.float16)
+    on_gpu = uses_gpu(index, recipe.device)
+    working = to_gpus(index, count, float16=recipe.float16) if on_gpu else index
     try:
         if not working.is_trained:
             working.train(_sample(blocks(), count, _training_size(index, count, recipe), recipe.seed))
@@ -115,7 +116,7 @@ def fill_index(index: Any, recipe: Recipe, count: int, blocks: Callable[[], Iter
         raise UserError(
             f"--factory {recipe.factory!r} cannot be built: {faiss_reason(error)}", folder, "use Flat"
         ) from None
-    return index if recipe.device == "cpu" else faiss.index_gpu_to_cpu(working)
+    return faiss.index_gpu_to_cpu(working) if on_gpu else index
 
 
 def _training_size(index: Any, count: int, recipe: Recipe) -> int:

@@ -46,7 +46,7 @@ class FaissVectors:
 
     Args:
         index: built and filled.
-        device: ``cpu``, or ``cuda`` for all visible GPUs, which share the vectors.
+        device: ``cpu``, ``cuda`` for all visible GPUs, which share the vectors, or ``auto``.
         float16: on GPUs, keep vectors and tables in half the memory.
 
     Raises:
@@ -56,7 +56,7 @@ class FaissVectors:
 
     def __init__(self, index: Any, *, device: str = "cpu", float16: bool = False) -> None:
         self.index = index
-        self._gpu = None if device == "cpu" else to_gpus(index, float16=float16)
+        self._gpu = to_gpus(index, float16=float16) if uses_gpu(index, device) else None
 
     def __len__(self) -> int:
         return int(self.index.ntotal)
@@ -102,6 +102,29 @@ def index_bytes(index: Any, count: int) -> int:
     return int(count * index.sa_code_size())
 
 
+def uses_gpu(index: Any, device: str) -> bool:
+    """Tell whether an index goes to GPUs: on ``cuda``, and on ``auto`` where FAISS and the kind of index can.
+
+    Raises:
+        UserError: ``cuda``, and FAISS has no GPUs, or has this kind of index for CPUs only.
+    """
+    if device == "cpu":
+        return False
+    graph = any(hasattr(part, "hnsw") or hasattr(part, "nsg") for part in parts_of(index))
+    if device == "auto":
+        return bool(_count_gpus()) and not graph
+    if not _count_gpus():
+        raise UserError("this FAISS uses no GPU", hint="pip install 'condenser-ir[gpu]', or --device auto")
+    if graph:
+        raise UserError("graphs such as HNSW are searched on the CPU", hint="use --device auto")
+    return True
+
+
+def _count_gpus() -> int:
+    faiss = load_faiss()
+    return int(faiss.get_num_gpus()) if hasattr(faiss, "StandardGpuResources") else 0
+
+
 def to_gpus(index: Any, count: int | None = None, *, float16: bool = False) -> Any:
     """Copy an index to all visible GPUs, which share its vectors.
 
@@ -111,15 +134,10 @@ def to_gpus(index: Any, count: int | None = None, *, float16: bool = False) -> A
         float16: keep vectors and tables in half the memory.
 
     Raises:
-        UserError: FAISS without GPUs, none visible, or a kind of index that FAISS has for CPUs only.
         RunFailed: not enough free memory; needed and free are named.
     """
     faiss = load_faiss()
-    gpus = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
-    if not gpus:
-        raise UserError("this FAISS uses no GPU", hint="pip install 'condenser-ir[gpu]', or --device cpu")
-    if any(hasattr(part, "hnsw") or hasattr(part, "nsg") for part in parts_of(index)):
-        raise UserError("graphs such as HNSW are searched on the CPU", hint="use --device cpu")
+    gpus = _count_gpus()
     import torch
 
     check_gpu_memory(
@@ -160,8 +178,11 @@ def read_index(file: Path, *, mapped: bool = True) -> Any:
     faiss = load_faiss()
     limit = faiss.get_deserialization_vector_byte_limit()
     faiss.set_deserialization_vector_byte_limit(existing_file(file).stat().st_size)
+    # The tables that an IVFPQ index would compute while it is read serve distances, not inner products, and the limit
+    # would count them.
+    flags = faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE | (faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     try:
-        return faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+        return faiss.read_index(str(file), flags)
     except RuntimeError as error:
         raise UserError(f"is not a whole FAISS index: {faiss_reason(error)}", file, "build it anew") from None
     finally:

@@ -91,7 +91,7 @@ class Index:
             encoder: for queries given as text; default: the one that made the vectors, loaded when needed.
             corpus: the passages' texts, see `attach`.
             backend: how vectors are multiplied in exact search; see `retrieval.exact.ExactVectors`.
-            device: ``cpu``, or ``cuda`` for all visible GPUs.
+            device: ``cpu``, ``cuda`` for all visible GPUs, or ``auto``.
             float16: on GPUs, keep vectors in half the memory.
             verify: compare a FAISS file with its SHA-256 before it is opened.
             parameters: ``nprobe``, inverted lists visited per query (IVF); ``ef_search``, candidates kept while
@@ -393,6 +393,6 @@ def _open_faiss(
     factory = opened.facts["factory"]
     if backend not in ("auto", "faiss"):
         raise UserError(f"--backend {backend} is for exact search, this is a {factory} index", opened.folder)
-    faiss_index = read_index(opened.faiss_file, mapped=device == "cpu")
+    faiss_index = read_index(opened.faiss_file)
     used = set_parameters(faiss_index, parameters, factory, opened.folder)
     return FaissVectors(faiss_index, device=device, float16=float16), used

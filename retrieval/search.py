@@ -108,7 +108,7 @@ def _stored_queries(options: SearchOptions) -> _Queries:
     queries = Vectors.load(str(options.queries))
     if queries.facts["kind"] != "query":
         raise UserError(f"holds {queries.facts['kind']} vectors, expected queries", queries.folder)
-    index = _open_index(options, _gpu_if_there(options.device))
+    index = _open_index(options)
     check_same_space(index.facts, queries.facts)
     _say_types(options.index, index.facts, queries.facts)
 
@@ -128,7 +128,7 @@ def _text_queries(options: SearchOptions) -> _Queries:
     from retrieval.encoder import Encoder
 
     encoder = Encoder.load(folder, device=options.device, dimension=recorded.get("truncated"))
-    index = _open_index(options, encoder.device.type, encoder)
+    index = _open_index(options, encoder)
     _say_types(options.index, index.facts, {})
     told: dict[str, Any] = {"queries_cut": 0, "query_max_length": encoder.max_length("query")}
 
@@ -164,23 +164,12 @@ def _read_texts(options: SearchOptions) -> list[Query]:
     return list(read_queries(existing_file(str(options.queries))))
 
 
-def _gpu_if_there(device: str) -> str:
-    """Return ``cuda`` for ``auto`` where the system shows a GPU; torch, which takes seconds to come, is asked then."""
-    if device != "auto":
-        return device
-    if not list(Path("/dev").glob("nvidia[0-9]*")):
-        return "cpu"
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _open_index(options: SearchOptions, device: str, encoder: Any = None) -> Index:
+def _open_index(options: SearchOptions, encoder: Any = None) -> Index:
     return Index.load(
         options.index,
         encoder=encoder,
         backend=options.backend,
-        device=device if options.backend in ("auto", "torch") or options.device != "auto" else "cpu",
+        device=options.device,
         float16=options.float16,
         nprobe=options.nprobe,
         ef_search=options.ef_search,

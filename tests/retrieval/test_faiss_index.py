@@ -18,7 +18,7 @@ from retrieval.faiss_index import (
     parameters_of,
     read_index,
     set_parameters,
-    to_gpus,
+    uses_gpu,
     write_index,
 )
 from retrieval.index import Index
@@ -73,7 +73,9 @@ def test_a_faiss_without_gpus_says_so() -> None:
     if hasattr(load_faiss(), "StandardGpuResources"):
         pytest.skip("this FAISS has them")
     index = build("IVF8,Flat")
-    with pytest.raises(UserError, match=r"this FAISS uses no GPU \(pip install 'condenser-ir\[gpu\]', or --device cpu"):
+    with pytest.raises(
+        UserError, match=r"this FAISS uses no GPU \(pip install 'condenser-ir\[gpu\]', or --device auto"
+    ):
         FaissVectors(index, device="cuda")
 
 
@@ -82,16 +84,18 @@ def test_graphs_are_not_brought_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
     with pytest.raises(UserError, match="graphs such as HNSW are searched on the CPU"):
-        to_gpus(build("HNSW16"))
+        FaissVectors(build("HNSW16"), device="cuda")
+    assert not uses_gpu(build("HNSW16"), "auto") and uses_gpu(build("SQ8"), "auto")
 
 
 def test_more_hits_than_a_gpu_keeps_come_from_the_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Case B46: above the limit the same hits come from the CPU, and it is said. The copy on the GPU stays on the CPU."""
+    """Case B46: above the limit the same hits come from the CPU, and it is said (here both are the CPU)."""
     index = build("IVF8,Flat")
     set_parameters(index, {"nprobe": 8}, "IVF8,Flat", Path("index"))
     monkeypatch.setattr(faiss_index, "GPU_MOST_HITS", 1500)
+    monkeypatch.setattr(faiss_index, "uses_gpu", lambda index, device: device == "cuda")
     monkeypatch.setattr(faiss_index, "to_gpus", lambda index, float16: index)
     ids = [f"p{number}" for number in range(2000)]
     on_gpu = Index(ids, FaissVectors(index, device="cuda"))
