@@ -80,6 +80,12 @@ VERBS: dict[str, Verb] = {
         "retrieval.evaluate:compare",
         positional=("base", "runs"),
     ),
+    "recipe": Verb(
+        "two-stage training from a file, to measured runs",
+        "retrieval.options:RecipeOptions",
+        "retrieval.recipe:recipe",
+        positional=("recipe",),
+    ),
     "quickstart": Verb(
         "the whole chain on embedded data", "retrieval.options:QuickstartOptions", "retrieval.quickstart:quickstart"
     ),

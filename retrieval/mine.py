@@ -153,19 +153,17 @@ class _Miner:
         """Yield the queries that get negatives, in the order of the rankings."""
         judge = self._judge()
         begun = self._begun()
-        with Meter("mine", len(self.queries), "queries") as meter:
-            self._meter = meter
-            while block := list(islice(begun, _QUERIES_AT_ONCE)):
-                self._choose(block, judge)
-                for pick in block:
-                    if not pick.chosen:
-                        self.counts.drop(pick.query.id, "no hit left that may be a negative")
-                        continue
-                    self.counts.kept += 1
-                    self.counts.negatives += len(pick.chosen)
-                    yield pick
+        while block := list(islice(begun, _QUERIES_AT_ONCE)):
+            self._choose(block, judge)
+            for pick in block:
+                if not pick.chosen:
+                    self.counts.drop(pick.query.id, "no hit left that may be a negative")
+                    continue
+                self.counts.kept += 1
+                self.counts.negatives += len(pick.chosen)
+                yield pick
 
-    def text(self, passage_id: str) -> Passage:
+    def passage(self, passage_id: str) -> Passage:
         """Return a passage of the corpus."""
         return self.collection.lookup()[passage_id]
 
@@ -173,14 +171,15 @@ class _Miner:
         """Yield the queries that have candidates, and count those that are dropped before."""
         waiting = dict.fromkeys(self.queries)
         self.counts.queries = len(waiting)
-        for ranking in self._rankings():
-            if ranking.query_id not in waiting:
-                continue
-            del waiting[ranking.query_id]
-            self._meter.advance()
-            pick = self._begin(ranking)
-            if pick is not None:
-                yield pick
+        with Meter("mine", len(waiting), "queries") as meter:
+            for ranking in self._rankings():
+                if ranking.query_id not in waiting:
+                    continue
+                del waiting[ranking.query_id]
+                meter.advance()
+                pick = self._begin(ranking)
+                if pick is not None:
+                    yield pick
         if len(waiting) == len(self.queries):
             split = self._options.split
             raise UserError(f"no query of split {split!r} is in this run: {sample(self.queries)}", self._options.run)
@@ -224,7 +223,7 @@ class _Miner:
             waiting = [pick for pick in waiting if pick.rest and len(pick.chosen) < self._rules.n]
 
     def _score(self, judge: CrossEncoder, asked: Sequence[tuple[_Pick, str]]) -> None:
-        texts = [(pick.query.text, " ".join(filter(None, self.text(one)[1:]))) for pick, one in asked]
+        texts = [(pick.query.text, " ".join(filter(None, self.passage(one)[1:]))) for pick, one in asked]
         for (pick, one), score in zip(asked, judge.score(texts), strict=True):
             pick.scores[one] = score
 
@@ -303,7 +302,8 @@ def _write_dpr(stream: TextIO, miner: _Miner) -> Iterator[_Write]:
 
     def contexts(ids: Iterable[str]) -> list[dict[str, str]]:
         return [
-            {"title": passage.title, "text": passage.text, "passage_id": passage.id} for passage in map(miner.text, ids)
+            {"title": passage.title, "text": passage.text, "passage_id": passage.id}
+            for passage in map(miner.passage, ids)
         ]
 
     def write(pick: _Pick) -> None:

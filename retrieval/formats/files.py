@@ -63,6 +63,8 @@ class FileCollection(Collection):
     def queries(self, split: str | None = None, *, skip_bad: bool | None = None) -> Iterator[Query]:
         """Yield the queries in the order of the files; with a split, only those that are judged in it.
 
+        Those of a split with a file of its own and without judgements (a leaderboard's, say) are yielded all.
+
         Raises:
             UserError: no file of queries, no such split, none of its queries is here, or one id with two texts.
         """
@@ -70,8 +72,8 @@ class FileCollection(Collection):
         paths = self.layout.queries
         if not paths:
             raise UserError(self.layout.no_queries, self.folder)
-        if split is None:
-            yield from _merged(list(paths.values()), skip_bad)
+        if split is None or (split in paths and split not in self.layout.qrels):
+            yield from _merged([paths[split]] if split else list(paths.values()), skip_bad)
             return
         judged = self.qrels(split)
         chosen = [paths[split]] if split in paths else list(paths.values())

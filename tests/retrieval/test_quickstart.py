@@ -15,7 +15,8 @@ from condenser.errors import UserError
 from retrieval.cli import parse_options
 from retrieval.collections import open_collection
 from retrieval.options import QuickstartOptions
-from retrieval.quickstart import Steps, command_line, default_weights, plan, quickstart
+from retrieval.quickstart import Steps, default_weights, plan, quickstart
+from retrieval.stages import command_line
 
 PASSAGES = 200
 
