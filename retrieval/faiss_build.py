@@ -79,8 +79,9 @@ def new_index(recipe: Recipe, dimension: int, count: int, folder: Path) -> Any:
             )
         ivf.cp.min_points_per_centroid = 1  # FAISS would say the same in its own words
     for part in parts_of(index):
-        if hasattr(part, "pq"):
-            part.pq.cp.min_points_per_centroid = 1
+        for name in ("pq", "rq"):
+            if hasattr(part, name):
+                getattr(part, name).cp.min_points_per_centroid = 1
     if recipe.ef_construction is not None:
         _set_ef_construction(index, recipe.ef_construction, factory)
     check_memory(index_bytes(index, count), available_memory(), factory)
@@ -108,7 +109,10 @@ def fill_index(index: Any, recipe: Recipe, count: int, blocks: Callable[[], Iter
     working = to_gpus(index, count, float16=recipe.float16) if on_gpu else index
     try:
         if not working.is_trained:
+            rotations = _quiet_rotations(index)
             working.train(_sample(blocks(), count, _training_size(index, count, recipe), recipe.seed))
+            for rotation in rotations:
+                rotation.pq = None  # it is not FAISS that owns it
         for block in blocks():
             for start in range(0, len(block), _ADDED_AT_ONCE):
                 working.add(np.ascontiguousarray(block[start : start + _ADDED_AT_ONCE]))
@@ -117,6 +121,21 @@ def fill_index(index: Any, recipe: Recipe, count: int, blocks: Callable[[], Iter
             f"--factory {recipe.factory!r} cannot be built: {faiss_reason(error)}", folder, "use Flat"
         ) from None
     return faiss.index_gpu_to_cpu(working) if on_gpu else index
+
+
+def _quiet_rotations(index: Any) -> dict[Any, Any]:
+    """Give OPQ rotations a quantizer that does not warn hundreds of times; return it by rotation, to be kept alive."""
+    faiss = load_faiss()
+    given = {}
+    for part in parts_of(index):
+        if not isinstance(part, faiss.IndexPreTransform):
+            continue
+        for place in range(part.chain.size()):
+            rotation = faiss.downcast_VectorTransform(part.chain.at(place))
+            if isinstance(rotation, faiss.OPQMatrix):
+                given[rotation] = rotation.pq = faiss.ProductQuantizer(rotation.d_out, rotation.M, 8)
+                rotation.pq.cp.min_points_per_centroid = 1
+    return given
 
 
 def _training_size(index: Any, count: int, recipe: Recipe) -> int:
@@ -150,6 +169,8 @@ def _check_quantizers(factory: str, dimension: int, count: int, folder: Path) ->
             _check_cut(factory, part, parts, dimension)
             fitting = max(1, count.bit_length() - 1)
             _check_codes(factory, part, bits, count, folder, f"use PQ{parts}x{fitting}, SQ8 or Flat")
+            if count < _POOR_CLUSTERS * 2**bits:
+                warn(f"{count:,} vectors for {2**bits:,} codes per piece are fewer than {_POOR_CLUSTERS} per code")
 
 
 def _check_cut(factory: str, part: str, pieces: int, dimension: int) -> None:

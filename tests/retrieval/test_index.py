@@ -252,6 +252,17 @@ def test_few_vectors_per_cluster_are_a_warning_only(
     ]
 
 
+def test_few_vectors_per_code_are_told_once_and_in_our_words(
+    tmp_path: Path, make_vectors: MakeVectors, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """FAISS itself would say so for each piece, and for each round of a rotation."""
+    build(tmp_path, make_vectors(RNG.normal(size=(400, 8)), names(400)), "OPQ2,IVF2,PQ2,RFlat")
+    assert capfd.readouterr().err.splitlines() == [
+        "warning: 400 vectors for 256 codes per piece are fewer than 39 per code",
+        "indexed 400 vectors of 8 numbers, OPQ2,IVF2,PQ2,RFlat, inner product",
+    ]
+
+
 def test_vectors_of_queries_or_none_at_all_are_refused(tmp_path: Path, make_vectors: MakeVectors) -> None:
     with pytest.raises(UserError, match="holds query vectors, expected passages"):
         build(tmp_path, make_vectors(np.ones((2, 3)), names(2), name="queries", kind="query"))
