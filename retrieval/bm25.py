@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import bm25s
@@ -19,7 +22,8 @@ from condenser.talk import Meter, say, track
 from eval.runs import write_run
 from retrieval.collections import open_collection
 from retrieval.formats.base import Collection
-from retrieval.options import Bm25Fields, Bm25IndexOptions, Bm25Options, Bm25SearchOptions
+from retrieval.lucene import LuceneIndex, write_lucene
+from retrieval.options import Bm25Engine, Bm25Fields, Bm25IndexOptions, Bm25Options, Bm25SearchOptions
 from retrieval.readers import read_queries
 from retrieval.records import Hit, Passage, Query
 from retrieval.vectors import check_ids
@@ -27,7 +31,9 @@ from retrieval.vectors import check_ids
 K1, B = 0.9, 0.4
 
 _IDS = "ids.json"
-_FACTS = {"passages": int, "k1": float, "b": float, "fields": str}
+_SETTINGS = ("engine", "k1", "b", "fields")
+_FACTS = {"passages": int, "engine": str, "k1": float, "b": float, "fields": str}
+_LUCENE = "lucene"  # the folder of Lucene's files, and the engine's name
 _PASSAGES_AT_ONCE = 10_000
 _QUERIES_AT_ONCE = 256
 
@@ -45,7 +51,7 @@ class Bm25Index:
     Args:
         passage_ids: in descending order of their bytes, so that equal scores come out in house order by position.
         index: bm25s's index, a row for each id.
-        facts: how it was made: ``k1``, ``b``, ``fields``.
+        facts: how it was made: ``engine``, ``k1``, ``b``, ``fields``.
     """
 
     def __init__(self, passage_ids: Sequence[str], index: bm25s.BM25, facts: dict[str, Any]) -> None:
@@ -87,7 +93,7 @@ class Bm25Index:
         order = sorted(range(len(ids)), key=lambda row: ids[row].encode(), reverse=True)
         index = bm25s.BM25(method="lucene", k1=k1, b=b, backend="numpy", csc_backend="numpy")
         index.index(([rows[row] for row in order], vocabulary), create_empty_token=False, show_progress=False)
-        return cls([ids[row] for row in order], index, {"k1": float(k1), "b": float(b), "fields": fields})
+        return cls([ids[row] for row in order], index, _facts("bm25s", k1, b, fields))
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = True) -> Bm25Index:
@@ -98,10 +104,12 @@ class Bm25Index:
             verify: compare the files with their SHA-256 before they are opened.
 
         Raises:
-            UserError: no such folder, a file missing or damaged.
+            UserError: no such folder, an index of Lucene's, a file missing or damaged.
         """
         folder = Path(folder)
         facts = load_manifest(folder, "bm25", verify=verify, facts=_FACTS)["facts"]
+        if facts["engine"] != "bm25s":
+            raise UserError(f"was built with engine {facts['engine']}, expected bm25s", folder)
         try:
             index = bm25s.BM25.load(folder, mmap=True)
             ids = check_ids(orjson.loads((folder / _IDS).read_bytes()), folder / _IDS)
@@ -111,7 +119,7 @@ class Bm25Index:
             ) from None
         if not len(ids) == index.scores["num_docs"] == facts["passages"]:
             raise UserError(f"holds {len(ids):,} ids, but {index.scores['num_docs']} passages", folder, "build it anew")
-        return cls(ids, index, {name: facts[name] for name in ("k1", "b", "fields")})
+        return cls(ids, index, {name: facts[name] for name in _SETTINGS})
 
     def save(self, folder: str | Path) -> None:
         """Write the index into a folder: bm25s's own files, which it opens too, and the ids of the rows."""
@@ -158,8 +166,9 @@ def build_bm25(options: Bm25IndexOptions) -> Path:
         inputs={"collection": collection.fingerprint()},
     ) as workspace:
         if not workspace.done:
-            index = Bm25Index.build(collection, k1=options.k1, b=options.b, fields=options.fields)
-            index.save(workspace.path)
+            index = _build(collection, options.engine, workspace.path, options.k1, options.b, options.fields)
+            if isinstance(index, Bm25Index):
+                index.save(workspace.path)
             workspace.commit({**index.facts, "passages": len(index), "collection": collection.name})
             say(f"bm25: {len(index):,} passages indexed")
     return workspace.output
@@ -213,26 +222,24 @@ def search_index(options: Bm25SearchOptions) -> Path:
 
 def _rows(options: Bm25SearchOptions, made_by: dict[str, Any]) -> Iterator[tuple[str, list[Hit]]]:
     queries = _queries(options)
-    index = _open_index(options, made_by)
-    if options.k > len(index):
-        say(f"k lowered from {options.k:,} to the {len(index):,} passages there are")
     empty = 0
-    with Meter("bm25", len(queries), "queries") as meter:
+    with _opened(options, made_by) as index, Meter("bm25", len(queries), "queries") as meter:
+        if options.k > len(index):
+            say(f"k lowered from {options.k:,} to the {len(index):,} passages there are")
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             block = queries[start : start + _QUERIES_AT_ONCE]
             for query, hits in zip(block, index.search([query.text for query in block], options.k), strict=True):
                 empty += not hits
                 yield query.id, hits
             meter.advance(len(block))
-    say(f"bm25: {len(queries):,} queries over {len(index):,} passages, {empty:,} without a hit")
-    made_by |= index.facts | {
-        "engine": "bm25s",
-        "passages": len(index),
-        "k": options.k,
-        "collection": options.collection,
-        "queries": options.queries,
-        "split": options.split,
-    }
+        say(f"bm25: {len(queries):,} queries over {len(index):,} passages, {empty:,} without a hit")
+        made_by |= index.facts | {
+            "passages": len(index),
+            "k": options.k,
+            "collection": options.collection,
+            "queries": options.queries,
+            "split": options.split,
+        }
 
 
 def _queries(options: Bm25SearchOptions) -> list[Query]:
@@ -241,22 +248,48 @@ def _queries(options: Bm25SearchOptions) -> list[Query]:
     return list(open_collection(str(options.collection), options.format).queries(options.split))
 
 
-def _open_index(options: Bm25SearchOptions, made_by: dict[str, Any]) -> Bm25Index:
-    given = {name: getattr(options, name) for name in ("k1", "b", "fields") if getattr(options, name) is not None}
+@contextmanager
+def _opened(options: Bm25SearchOptions, made_by: dict[str, Any]) -> Iterator[Bm25Index | LuceneIndex]:
+    """Open the index, or make one of the collection's passages that is gone afterwards."""
     if options.index is None:
         collection = open_collection(str(options.collection), options.format)
         made_by["collection_fingerprint"] = collection.fingerprint()
-        return Bm25Index.build(collection, **given)
-    index = Bm25Index.load(options.index)
-    made_by |= {"index": options.index, "index_fingerprint": fingerprint(options.index)}
-    for name, value in given.items():
-        if index.facts[name] != value:
+        settings = (
+            K1 if options.k1 is None else options.k1,
+            B if options.b is None else options.b,
+            options.fields or "both",
+        )
+        with TemporaryDirectory() as scratch:
+            yield _build(collection, options.engine or "bm25s", Path(scratch), *settings)
+        return
+    facts = load_manifest(options.index, "bm25", facts=_FACTS)["facts"]
+    for name in _SETTINGS:
+        given = getattr(options, name)
+        if given is not None and given != facts[name]:
             raise UserError(
-                f"was built with {name} {index.facts[name]}, --{name} is {value}",
+                f"was built with {name} {facts[name]}, --{name} is {given}",
                 options.index,
-                "scores are made when the index is: build another",
+                "leave the option out, or build another index",
             )
-    return index
+    made_by |= {"index": options.index, "index_fingerprint": fingerprint(options.index)}
+    if facts["engine"] == _LUCENE:
+        yield LuceneIndex(Path(options.index) / _LUCENE, {name: facts[name] for name in _SETTINGS})
+    else:
+        yield Bm25Index.load(options.index)
+
+
+def _build(
+    collection: Collection, engine: Bm25Engine, folder: Path, k1: float, b: float, fields: Bm25Fields
+) -> Bm25Index | LuceneIndex:
+    """Index a collection; Lucene's files go into ``folder``."""
+    if engine == "bm25s":
+        return Bm25Index.build(collection, k1=k1, b=b, fields=fields)
+    write_lucene(collection.passages(), folder / _LUCENE, partial(_searched, fields=fields))
+    return LuceneIndex(folder / _LUCENE, _facts(engine, k1, b, fields))
+
+
+def _facts(engine: Bm25Engine, k1: float, b: float, fields: Bm25Fields) -> dict[str, Any]:
+    return {"engine": engine, "k1": float(k1), "b": float(b), "fields": fields}
 
 
 def _searched(passage: Passage, fields: Bm25Fields) -> str:

@@ -60,6 +60,11 @@ class FinetuneOptions(Options):
     negatives_file: list[str] = source(
         "more hard negatives: files made by `condenser mine`, added to those of the collection", default=[]
     )
+    negatives_pool: int | None = option(
+        None,
+        "hard negatives per query that are kept of the collection's, and of each file's, drawn once; default: all",
+        minimum=1,
+    )
     scores_file: list[str] = source("more of a teacher's scores: files made by `condenser mine --scores`", default=[])
     dev_collection: str | None = source("judgements to choose the best checkpoint on; default: the first", default=None)
     dev_split: Split = option("dev", "their split, where there is one")
@@ -137,6 +142,7 @@ class FinetuneOptions(Options):
     keep_checkpoints: int = option(2, "newest checkpoints kept while training", shapes_result=False, minimum=1)
 
 
+Bm25Engine = Literal["bm25s", "lucene"]
 Bm25Fields = Literal["both", "title", "text"]
 
 
@@ -160,6 +166,7 @@ class Bm25IndexOptions(Options):
     collection: str = source("a folder or file in a known format, or the name of an embedded collection")
     format: Format = option("auto", "how its files are to be read; auto looks at them")
     output: str = output("folder to write; bm25s opens it too")
+    engine: Bm25Engine = option("bm25s", "lucene: Lucene itself, through Pyserini, which needs Java (docs/hybrid.md)")
     k1: float = option(0.9, "term frequency saturation", minimum=0)
     b: float = option(0.4, "length normalisation", minimum=0, maximum=1)
     fields: Bm25Fields = option("both", "what of a passage is searched: title and text, or one of them")
@@ -176,6 +183,7 @@ class Bm25SearchOptions(Options):
     queries: str | None = option(None, "file of queries (jsonl or TSV) instead of the collection's")
     split: Split | None = option(None, "with --collection: only the queries judged in this split")
     k: int = option(1000, "hits per query", minimum=1)
+    engine: Bm25Engine | None = option(None, "without --index: bm25s, or lucene, which needs Java; default: bm25s")
     k1: float | None = option(None, "without --index: term frequency saturation; default: 0.9", minimum=0)
     b: float | None = option(None, "without --index: length normalisation; default: 0.4", minimum=0, maximum=1)
     fields: Bm25Fields | None = option(None, "without --index: what of a passage is searched; default: both")

@@ -187,9 +187,9 @@ def broken(folder: Path, how: str) -> Path:
         (
             "",
             ["--k1", "1.2"],
-            "{0}: was built with k1 0.9, --k1 is 1.2 (scores are made when the index is: build anoth",
+            "{0}: was built with k1 0.9, --k1 is 1.2 (leave the option out, or build another index)",
         ),
-        ("", ["--fields", "text"], "{0}: was built with fields both, --fields is text (scores are made when the index"),
+        ("", ["--fields", "text"], "{0}: was built with fields both, --fields is text (leave the option out,"),
         ("flipped", [], "{0}/data.csc.index.npy: contents differ from the manifest's sha256 (make the folder anew)"),
         ("lost", [], "{0}/ids.json: file listed in the manifest is missing (make the folder anew)"),
         ("foreign", [], "{0}: is not an index that bm25s opens ("),
