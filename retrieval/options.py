@@ -356,6 +356,12 @@ class SearchOptions(Options):
         None, "RFlat, Refine: candidates per hit that are scored again", minimum=1, maximum=2**20
     )
     ignore_self: bool = option(False, "leave out the hit whose id is the query's own")
+    feedback: int = option(
+        0, "first passages that a query moves towards before it searches again (Rocchio); 0: none", minimum=0
+    )
+    feedback_weight: float = option(
+        0.5, "with --feedback: weight of their mean vector, beside the query's with 1", minimum=0
+    )
     backend: Literal["auto", "numpy", "faiss", "torch"] = option(
         "auto", "what multiplies in exact search; the run is the same"
     )

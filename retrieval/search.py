@@ -17,6 +17,7 @@ from condenser.hub import local_folder
 from condenser.talk import Meter, say
 from eval.runs import write_run
 from retrieval.collections import open_collection
+from retrieval.feedback import Feedback
 from retrieval.index import Index
 from retrieval.index_folder import read_either
 from retrieval.options import SearchOptions
@@ -77,8 +78,12 @@ def _rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
     sample: list[np.ndarray] = []
     found: list[list[str]] = []
     ignored = 0
+    move = None
+    if options.feedback:
+        move = Feedback(index, options.feedback, options.feedback_weight, ignore_self=options.ignore_self)
     with Meter("search", queries.count, "queries") as meter:
-        for ids, vectors in queries.blocks:
+        for ids, given in queries.blocks:
+            vectors = given if move is None else move(ids, given)
             hits = index.hits(*index.search_rows(vectors, fetched))
             for row in chosen[(chosen >= meter.done) & (chosen < meter.done + len(ids))] - meter.done:
                 sample.append(vectors[row])
@@ -92,6 +97,8 @@ def _rows(options: SearchOptions, made_by: dict[str, Any]) -> Rows:
             meter.advance(len(ids))
     made_by |= told
     notes = [f"searched {meter.done:,} queries over {len(index):,} passages ({index.describe()})", f"k {k:,}"]
+    if options.feedback:
+        notes.append(f"moved towards the first {options.feedback:,} passages by {options.feedback_weight:g}")
     if options.ignore_self:
         notes.append(f"{ignored:,} hits left out that were the query itself")
     if "queries_cut" in told:
@@ -193,4 +200,6 @@ def _provenance(options: SearchOptions, index: Index) -> dict[str, Any]:
         "k": options.k,
         "parameters": index.parameters,
         "ignore_self": options.ignore_self,
+        "feedback": options.feedback,
+        "feedback_weight": options.feedback_weight if options.feedback else None,
     }
