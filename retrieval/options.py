@@ -269,7 +269,7 @@ class EncodeOptions(Options):
     )
     batch_tokens: int | None = option(
         None,
-        "tokens per batch, counted as if padded; default: 768 on a CPU, 16384 on a GPU",
+        "tokens per batch, counted as if padded; default: 3072 on a CPU, 768 with int8, 16384 on a GPU",
         shapes_result=False,
         minimum=1,
     )
