@@ -14,6 +14,7 @@ from condenser.talk import say, warn
 from condenser.training.distributed import rank
 from retrieval.collections import Collection
 from retrieval.formats.negatives import read_negatives, read_scores
+from retrieval.passages import hash64
 from retrieval.records import Query, ScoredPair
 
 _Given = TypeVar("_Given")
@@ -126,6 +127,8 @@ def read_examples(
     with_scores: bool = False,
     drop_empty: bool = False,
     negatives_files: Sequence[str | Path] = (),
+    negatives_pool: int | None = None,
+    seed: int = 42,
     scores_files: Sequence[str | Path] = (),
 ) -> Examples:
     """Join a split's queries, judgements and hard negatives.
@@ -141,6 +144,9 @@ def read_examples(
             negatives all other passages with a score.
         drop_empty: leave out, and count, queries that cannot be trained on.
         negatives_files: more hard negatives, as `retrieval.formats.negatives.read_negatives` reads them.
+        negatives_pool: hard negatives that a query keeps of each source (the collection, each file), so that one
+            with many does not crowd out the others; None keeps all.
+        seed: of the draw of those.
         scores_files: more of a teacher's scores, as `retrieval.formats.negatives.read_scores` reads them.
 
     Raises:
@@ -159,16 +165,21 @@ def read_examples(
         raise UserError(f"no teacher's scores for split {split!r}", collection.folder, "--loss softmax needs none")
     negatives: dict[str, list[str]] = {}
     if with_negatives and not with_scores:
-        negatives = {query_id: list(names) for query_id, names in collection.negatives(split).items()}
+        sources: list[Iterable[tuple[str, list[str]]]] = [collection.negatives(split).items()]
         for file in negatives_files:
-            for query_id, names in _of_these_queries(read_negatives(Path(file), qrels), qrels, split, file):
-                negatives.setdefault(query_id, []).extend(names)
+            sources.append(_of_these_queries(read_negatives(Path(file), qrels), qrels, split, file))
+        for number, given in enumerate(sources):
+            for query_id, names in given:
+                kept = names if negatives_pool is None else _drawn(names, negatives_pool, [seed, number], query_id)
+                negatives.setdefault(query_id, []).extend(kept)
     join = _Join(qrels, negatives, teacher, collection.lookup())
     usable = (example for query in collection.queries(split) if (example := join.example(query)))
     examples = Examples(usable, f"{collection.name}, {split}")
     join.check(split, collection.folder, len(examples), drop_empty=drop_empty)
     if rank() == 0:
         join.tell(examples.name, len(examples))
+        if with_negatives and not with_scores and not negatives:
+            warn(f"{examples.name}: hard negatives are asked for, and there are none")
     return examples
 
 
@@ -179,6 +190,14 @@ def _of_these_queries(
     if not found.keys() & qrels.keys():
         raise UserError(f"none of its {len(found):,} queries is judged in split {split!r}: {sample(found)}", file)
     return ((query_id, given) for query_id, given in found.items() if query_id in qrels)
+
+
+def _drawn(names: Sequence[str], count: int, seed: list[int], query_id: str) -> Sequence[str]:
+    """Return so many of the names in their order, by a draw that depends on seed and query alone."""
+    if len(names) <= count:
+        return names
+    chosen = np.random.default_rng([*seed, hash64(query_id)]).choice(len(names), count, replace=False)
+    return [names[place] for place in np.sort(chosen).tolist()]
 
 
 class _Join:

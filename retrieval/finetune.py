@@ -196,6 +196,8 @@ def _batches_of(options: FinetuneOptions, collection: Collection, encoder: Encod
         with_scores=options.loss in _TEACHERS,
         drop_empty=options.drop_empty,
         negatives_files=options.negatives_file,
+        negatives_pool=options.negatives_pool,
+        seed=options.seed,
         scores_files=options.scores_file,
     )
     return PairBatches(

@@ -343,6 +343,31 @@ def test_finetune_takes_mined_files_beside_the_collection(tmp_path: Path, tiny_b
         finetune(options)
 
 
+def test_a_source_with_many_negatives_does_not_crowd_out_the_others(tmp_path: Path) -> None:
+    many = {"q0": [f"p{i}" for i in range(1, 11)], "q1": ["p0", "p2"]}
+    folder = write(tmp_path / "data", passages=PASSAGES, queries=QUERIES, train=TRAIN, dev=[], negatives=many)
+    file = tmp_path / "mined.jsonl"
+    file.write_text('{"query_id": "q0", "negatives": ["p11", "p10", "p9", "p8"]}\n')
+
+    def drawn(seed: int) -> list[tuple[str, ...]]:
+        settings: dict[str, Any] = {"negatives_files": [file], "negatives_pool": 3, "seed": seed}
+        found = read_examples(open_collection(folder), "train", with_negatives=True, **settings)
+        return [example.negatives for example in found]
+
+    first, second, *others = drawn(1)
+    assert first[:3] == tuple(sorted(first[:3], key=lambda name: int(name[1:]))) and set(first[:3]) <= set(many["q0"])
+    assert len({*first[3:]} - {"p8", "p9", "p10", "p11"}) == 0 and 4 <= len(first) <= 6
+    assert second == ("p0", "p2") and others == [(), (), ()]
+    assert drawn(1) == drawn(1) and len({drawn(seed)[0] for seed in range(9)}) > 1
+
+
+def test_negatives_that_are_asked_for_and_not_there_are_told(
+    collection: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_examples(open_collection(collection), "train", with_negatives=True)
+    assert capsys.readouterr().err == "warning: data, train: hard negatives are asked for, and there are none\n"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
