@@ -328,7 +328,9 @@ class PlanOptions(Options):
     recall: float = option(0.95, "share of the exact best k that an approximate index must find", above=0, maximum=1)
     searches: int = option(100_000, "queries in the index's life: its building time is set against them", minimum=1)
     memory: float | None = option(None, "GiB of memory to plan for; default: what is free here", above=0)
-    gpu_memory: float | None = option(None, "GiB free on a GPU to plan for; default: what is free on those here", above=0)
+    gpu_memory: float | None = option(
+        None, "GiB free on a GPU to plan for; default: what is free on those here", above=0
+    )
     tune: str | None = option(None, "index to tune: the cheapest nprobe, ef_search and k_factor that reach --recall")
     queries: str | None = option(
         None, "with --tune: file of queries, or a folder made by `condenser encode --kind query`"
@@ -360,7 +362,7 @@ class SearchOptions(Options):
         0, "first passages that a query moves towards before it searches again (Rocchio); 0: none", minimum=0
     )
     feedback_weight: float = option(
-        0.5, "with --feedback: weight of their mean vector, beside the query's with 1", minimum=0
+        0.25, "with --feedback: weight of their mean vector, beside the query's with 1", minimum=0
     )
     backend: Literal["auto", "numpy", "faiss", "torch"] = option(
         "auto", "what multiplies in exact search; the run is the same"
