@@ -185,17 +185,24 @@ def plan(recipe: Recipe, root: Path) -> tuple[list[Stage], list[Stage]]:
         by_bm25 = recipe.options("bm25", **ours, bm25=True, output=str(root / f"bm25.{_TRAIN}.jsonl"))
         stages.append(Stage("mine", by_bm25))
         files.append(by_bm25.output)
-    first, measured = _retriever(recipe, root, "stage1", files)
+    first, measured = retriever(recipe, root, "stage1", files)
     run = str(root / f"stage1.{_TRAIN}.trec")
     mined = recipe.options("mine", **ours, run=run, output=str(root / f"mined.{_TRAIN}.jsonl"))
     found = recipe.options("search", **ours, index=str(root / "stage1-index"), output=run)
     stages += [*first, Stage("search", dataclasses.replace(found, k=mined.depth)), Stage("mine", mined)]
-    second, measured_then = _retriever(recipe, root, "stage2", [*files, mined.output])
+    second, measured_then = retriever(recipe, root, "stage2", [*files, mined.output])
     return stages + second, measured + measured_then
 
 
-def _retriever(recipe: Recipe, root: Path, name: str, negatives: list[str]) -> tuple[list[Stage], list[Stage]]:
-    """Return the commands from the pretrained encoder to runs, and those that measure the runs."""
+def retriever(recipe: Recipe, root: Path, name: str, negatives: list[str]) -> tuple[list[Stage], list[Stage]]:
+    """Return the commands from the pretrained encoder to runs, and those that measure the runs.
+
+    Args:
+        recipe: its section ``name`` stands before ``finetune``.
+        root: folder of all artifacts.
+        name: what they are called.
+        negatives: files of hard negatives, beside those of the collection.
+    """
     collection = recipe.collection
     finetune = recipe.options(
         "finetune",

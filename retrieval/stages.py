@@ -21,8 +21,8 @@ from retrieval.cli import VERBS, load
 from retrieval.collections import open_collection
 
 # Verbs that make a file: no manifest says what it was made from.
-_MAKE_FILES = ("bm25", "search", "mine")
-_SOURCES = ("index", "encoder", "run", "cross_encoder")
+_MAKE_FILES = ("bm25", "search", "mine", "fuse")
+_SOURCES = ("index", "encoder", "run", "runs", "cross_encoder")
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ def run_stages(stages: Sequence[Stage]) -> None:
     began = time.monotonic()
     for number, stage in enumerate(stages, start=1):
         say(f"[{number}/{len(stages)}] condenser {stage.verb} -> {stage.made}")
+        was_there = stage.made.exists()
         _run(stage)
-        _release_memory()
+        if not was_there:
+            _release_memory()
         fault_point("stage-done")
     say(f"{len(stages)} stages in {clock(time.monotonic() - began)}")
 
@@ -56,10 +58,11 @@ def _run(stage: Stage) -> None:
         return
     stamp = stage.made.with_suffix(".stamp.json")
     wanted = {"verb": stage.verb, "options": plain(dataclasses.asdict(stage.options))}
-    wanted["collection"] = open_collection(stage.options.collection).fingerprint()
+    if stage.options.collection is not None:
+        wanted["collection"] = open_collection(stage.options.collection).fingerprint()
     for name in _SOURCES:
-        if source := getattr(stage.options, name, None):
-            wanted[name] = identity(source)
+        if sources := getattr(stage.options, name, None):
+            wanted[name] = list(map(identity, sources if isinstance(sources, list) else [sources]))
     if stage.made.is_file() and stamp.is_file() and read_json(stamp) == wanted:
         say(f"{stage.made}: up to date")
         return

@@ -1,0 +1,221 @@
+"""Measure what BM25's negatives, mined negatives and fusing with BM25 add, cell by cell; the last lines are a table.
+
+A cell is one collection, start, seed and arm. Arms:
+
+    lexical   BM25 alone (no seed)
+    none      fine-tuned with in-batch negatives only
+    bm25      + hard negatives from BM25: stage 1 of the recipe
+    mined     + those that the bm25 arm's encoder finds, from the same start: stage 2 of the recipe
+    fused     the mined arm's run and BM25's by reciprocal ranks
+
+Each cell's figures (dev and test) are a JSON file in --output, written when the cell is done; cells that are there are
+passed over, and one that was stopped goes on in --work. All arms train for the same steps of as many queries, so arms
+with hard negatives see more passages.
+
+    python scripts/recipe_study.py --output results --work /tmp/study              # MiniLM, both collections
+    python scripts/recipe_study.py --start mine=DIR --seeds 1 2 3 --collections medquad ...
+    python scripts/recipe_study.py --quick --output toy --work /tmp/toy            # a few steps: shows that it runs
+
+The default start, all-MiniLM-L6-v2, was trained on MS MARCO and Natural Questions: its figures on nq-qed are not clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from condenser.artifacts import identity
+from condenser.errors import UserError
+from condenser.files import read_json, write_json
+from condenser.hub import local_folder
+from condenser.talk import say
+from eval.evaluation import evaluate
+from retrieval.collections import open_collection
+from retrieval.options import Bm25Options, FuseOptions
+from retrieval.quickstart import default_weights
+from retrieval.recipe import Recipe, plan, retriever
+from retrieval.stages import Stage, command_line, run_stages
+
+ARMS = ("lexical", "none", "bm25", "mined", "fused")
+SPLITS = ("dev", "test")
+METRICS = ["MRR@10", "nDCG@10", "R@100"]
+MINILM = "minilm"
+SEEN = "has seen MS MARCO and Natural Questions in its own training"
+
+
+class Cell(NamedTuple):
+    """What one file of results is about."""
+
+    collection: str
+    start: str
+    arm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return "-".join(map(str, (Path(self.collection).name, self.start, self.arm, self.seed))) + ".json"
+
+
+class Settings(NamedTuple):
+    """How long training lasts, and what is mined."""
+
+    steps: int
+    batch_size: int
+    negatives: int
+    learning_rate: float
+    depth: int
+
+
+def settings_of(given: argparse.Namespace) -> Settings:
+    """Return the settings; a toy's with --quick."""
+    if given.quick:
+        return Settings(steps=2, batch_size=4, negatives=1, learning_rate=1e-4, depth=20)
+    return Settings(given.steps, given.batch_size, given.negatives, given.learning_rate, given.depth)
+
+
+def commands(cell: Cell, start: str, settings: Settings, root: Path) -> tuple[list[Stage], dict[str, str]]:
+    """Return the commands that make a cell, and the run of each split; arms share what they have in common."""
+    lexical = {
+        split: Bm25Options(collection=cell.collection, split=split, output=str(root / f"lexical.{split}.trec"))
+        for split in SPLITS
+    }
+    by_bm25 = [Stage("bm25", options) for options in lexical.values()]
+    if cell.arm == "lexical":
+        return by_bm25, {split: options.output for split, options in lexical.items()}
+    here = root / f"{cell.start}-{cell.seed}"
+    recipe = recipe_of(cell, start, settings)
+    if cell.arm == "none":
+        stages, _ = retriever(recipe, here, "none", [])
+        return stages, {split: str(here / f"none.{split}.trec") for split in SPLITS}
+    stages, _ = plan(recipe, here)
+    if cell.arm == "bm25":
+        last = max(place for place, stage in enumerate(stages) if stage.made.name == f"stage1.{SPLITS[-1]}.trec")
+        return stages[: last + 1], {split: str(here / f"stage1.{split}.trec") for split in SPLITS}
+    runs = {split: str(here / f"stage2.{split}.trec") for split in SPLITS}
+    if cell.arm == "mined":
+        return stages, runs
+    fused = {
+        split: FuseOptions(runs=[lexical[split].output, run], output=str(here / f"fused.{split}.trec"))
+        for split, run in runs.items()
+    }
+    stages += [*by_bm25, *(Stage("fuse", options) for options in fused.values())]
+    return stages, {split: options.output for split, options in fused.items()}
+
+
+def recipe_of(cell: Cell, start: str, settings: Settings) -> Recipe:
+    """Return the two stages of a start and seed as a recipe."""
+    finetune = {
+        "max_steps": settings.steps,
+        "batch_size": settings.batch_size,
+        "negatives": settings.negatives,
+        "learning_rate": settings.learning_rate,
+        "negatives_pool": 30,
+        "pooling": "cls",
+        "normalize": True,
+        "temperature": 0.05,
+        "query_max_length": 32,
+        "passage_max_length": 64,
+        "dev_split": "none",
+        "seed": cell.seed,
+    }
+    sections: dict[str, dict[str, Any]] = {
+        "finetune": finetune,
+        "none": {"negatives": 0, "negatives_pool": None},
+        "bm25": {"depth": settings.depth, "seed": cell.seed},
+        "mine": {"depth": settings.depth, "seed": cell.seed},
+        "search": {"k": 100},
+    }
+    return Recipe(Path(__file__), cell.collection, start, list(SPLITS), sections)
+
+
+def measure(cell: Cell, start: str, settings: Settings, work: Path) -> dict[str, Any]:
+    """Make a cell and return its figures with what made them."""
+    stages, runs = commands(cell, start, settings, work / Path(cell.collection).name)
+    run_stages(stages)
+    collection = open_collection(cell.collection)
+    figures = {split: evaluate(collection.qrels(split), run, METRICS).means for split, run in runs.items()}
+    return {
+        **cell._asdict(),
+        "start_files": identity(start),
+        "note": SEEN if cell.start == MINILM and cell.arm != "lexical" else "",
+        "collection_files": collection.fingerprint(),
+        "settings": settings._asdict(),
+        "commands": [command_line(stage) for stage in stages],
+        **figures,
+    }
+
+
+def table(results: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table: test figures, means over seeds with their spread."""
+    yield f"{'collection':<12}{'start':<12}{'arm':<10}{'seeds':>6}" + "".join(f"{name:>18}" for name in METRICS)
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for one in results:
+        groups.setdefault((Path(one["collection"]).name, one["start"], one["arm"]), []).append(one)
+    for (collection, start, arm), cells in groups.items():
+        figures = []
+        for name in METRICS:
+            values = [cell["test"][name] for cell in cells]
+            spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+            figures.append(f"{statistics.mean(values):.4f}{spread}")
+        yield f"{collection:<12}{start:<12}{arm:<10}{len(cells):>6}" + "".join(f"{figure:>18}" for figure in figures)
+    if any(one["note"] for one in results):
+        yield f"{MINILM}: {SEEN}"
+
+
+def main() -> int:
+    """Make the cells that are missing, and print the table of all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="folder of results, one JSON a cell")
+    parser.add_argument("--work", type=Path, required=True, help="folder of artifacts")
+    parser.add_argument("--collections", nargs="+", default=["medquad", "nq-qed"])
+    parser.add_argument(
+        "--start", action="append", default=[], metavar="NAME=DIR", help="default: the installed MiniLM"
+    )
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[42, 43, 44])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--negatives", type=int, default=3)
+    parser.add_argument("--learning_rate", type=float, default=1e-4)
+    parser.add_argument("--depth", type=int, default=100)
+    parser.add_argument("--quick", action="store_true", help="a toy length: shows that it runs, measures nothing")
+    given = parser.parse_args()
+    settings = settings_of(given)
+    results = []
+    try:
+        starts = dict(one.split("=", 1) for one in given.start) or {MINILM: default_weights()}
+        starts = {name: str(local_folder(folder)) for name, folder in starts.items()}
+        cells = [
+            Cell(collection, start if arm != "lexical" else "", arm, seed if arm != "lexical" else 0)
+            for collection in given.collections
+            for start in starts
+            for arm in given.arms
+            for seed in given.seeds
+        ]
+        for cell in dict.fromkeys(cells):
+            file = given.output / cell.name
+            if file.is_file():
+                say(f"{file}: up to date")
+                results.append(read_json(file))
+                if results[-1]["settings"] != settings._asdict():
+                    raise UserError("was made with other settings", file, "choose another --output")
+                continue
+            results.append(measure(cell, starts.get(cell.start, next(iter(starts.values()))), settings, given.work))
+            write_json(file, results[-1])
+    except UserError as error:
+        print(f"recipe_study: error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps({"cells": len(results)}), *table(results), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The study of negatives at toy length: every arm makes a cell, and cells that are there are passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import WORDS
+from tests.retrieval.test_check import write
+
+ROOT = Path(__file__).parents[1]
+ARMS = ["lexical", "none", "bm25", "mined", "fused"]
+
+
+def words_of(number: int, count: int) -> str:
+    return " ".join(WORDS[(number * 7 + place * (number % 5 + 1)) % len(WORDS)] for place in range(count))
+
+
+def study(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "recipe_study.py"), *map(str, words)]
+    return subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_every_arm_makes_a_cell_once(tmp_path: Path, tiny_bert: Path) -> None:
+    folder = write(
+        tmp_path / "data",
+        passages={f"p{i}": f"{words_of(i, 3)} {words_of(i + 9, 8)}" for i in range(40)},
+        queries={f"q{i}": words_of(i, 3) for i in range(16)},
+        train=[(f"q{i}", f"p{i}", 1) for i in range(8)],
+        dev=[(f"q{i}", f"p{i}", 1) for i in range(8, 12)],
+    )
+    (folder / "qrels" / "test.tsv").write_text("".join(f"q{i}\tp{i}\t1\n" for i in range(12, 16)))
+    words = ["--quick", "--collections", folder, "--start", f"tiny={tiny_bert}", "--seeds", "1"]
+    words += ["--output", tmp_path / "results", "--work", tmp_path / "work"]
+    first = study(*words)
+    assert first.returncode == 0, first.stderr
+    names = {"data--lexical-0.json"} | {f"data-tiny-{arm}-1.json" for arm in ARMS[1:]}
+    assert {file.name for file in (tmp_path / "results").iterdir()} == names
+    cell = json.loads((tmp_path / "results" / "data-tiny-mined-1.json").read_text())
+    assert set(cell["test"]) == set(cell["dev"]) == {"MRR@10", "nDCG@10", "R@100"}
+    assert [line.split()[1 if "lexical" in line else 2] for line in first.stdout.splitlines()[2:]] == ARMS
+
+    (tmp_path / "results" / "data-tiny-fused-1.json").unlink()
+    again = study(*words)
+    assert again.stdout == first.stdout
+    assert "steps done" not in again.stderr and again.stderr.count("results/data") == len(names) - 1
