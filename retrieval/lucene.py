@@ -89,6 +89,8 @@ def _java() -> Callable[[str], Any]:
         from pyserini.pyclass import autoclass
     except ImportError as error:
         raise UserError(f"--engine lucene needs {error.name}, which is not installed", hint=_INSTALL) from None
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"--engine lucene: Java does not start: {first_line(error).strip()}", hint=_INSTALL) from None
     system = autoclass("java.lang.System")
     system.setOut(system.err)
     found: Callable[[str], Any] = autoclass

@@ -54,12 +54,19 @@ def test_an_index_and_a_search_without_one_give_the_same_run(folder: Path) -> No
     # By Lucene's formula: N = 4, df = 2 for each word; lengths 2, 1, 1, 2; k1 = .9, b = .4.
     assert hits["q"]["7"] == pytest.approx(2 * 0.6931 / (1 + 0.9 * (0.6 + 0.4 * 2 / 1.5)), abs=1e-3)
     assert json.loads(Path(f"{runs[0]}.json").read_text())["engine"] == "lucene"
-    wrong = command("bm25", "search", "--index", index, "--engine", "bm25s", "--collection", collection, *OUTPUT)
+    words = ["--index", index, "--engine", "bm25s", "--collection", collection, "--output", str(folder / "no.trec")]
+    wrong = command("bm25", "search", *words)
     assert wrong.returncode == 2
     assert f"{index}: was built with engine lucene, --engine is bm25s (leave the option out, or" in wrong.stderr
 
 
-OUTPUT = ("--output", "unused.trec")
+@needs_lucene
+def test_a_java_that_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(folder / "nowhere"))
+    words = ["--engine", "lucene", "--collection", str(folder / "c"), "--output", str(folder / "index")]
+    done = command("bm25", "index", *words)
+    assert done.returncode == 2
+    assert "condenser: error: --engine lucene: Java does not start: Unable to find libjvm.so" in done.stderr
 
 
 @needs_lucene
