@@ -167,3 +167,17 @@ def test_locale_changes_neither_vectors_nor_ids(tiny_bert: Path, tmp_path: Path)
     assert len(files) == 2
     assert all((plain / name).read_bytes() == (tmp_path / "bare" / name).read_bytes() for name in files)
     assert "ï" in Vectors.load(tmp_path / "bare").ids
+
+
+def test_queries_that_nobody_judged_are_there_by_their_split(tmp_path: Path) -> None:
+    """A file of queries for a split without judgements, such as a leaderboard's."""
+    (tmp_path / "collection.tsv").write_text("0\tone\n1\ttwo\n")
+    (tmp_path / "queries.dev.tsv").write_text("7\tfirst\n8\tsecond\n")
+    (tmp_path / "queries.eval.tsv").write_text("9\tthird\n")
+    (tmp_path / "qrels.dev.tsv").write_text("7\t0\t1\t1\n")
+    collection = open_collection(tmp_path)
+    assert [query.id for query in collection.queries("dev")] == ["7"]
+    assert [query.id for query in collection.queries("eval")] == ["9"]
+    assert collection.splits() == ["dev"]
+    with pytest.raises(UserError, match="no judgements for split 'test'"):
+        list(collection.queries("test"))

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,15 @@ def test_without_bm25_the_negatives_are_those_of_the_collection(tmp_path: Path) 
     commands, _ = plan(load_recipe(RecipeOptions(recipe=str(file), output="out")), Path("out"))
     trained = [stage.options.negatives_file for stage in commands if stage.verb == "finetune"]
     assert trained == [[], ["out/mined.train.jsonl"]]
+
+
+def test_the_recipe_of_the_page_is_one(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    block = page[page.index("    collection: my-collection") :].split("\n\n")[0]
+    (tmp_path / "page.yaml").write_text(textwrap.dedent(block))
+    commands, measurements = plan(load_recipe(RecipeOptions(recipe=str(tmp_path / "page.yaml"), output="o")), Path("o"))
+    assert len(commands) == STAGES + 2 and len(measurements) == 4
+    assert [stage.options.epochs for stage in commands if stage.verb == "finetune"] == [3, 3]
 
 
 def test_a_dry_run_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
