@@ -13,6 +13,7 @@ from condenser.files import existing_file, write_json
 from condenser.hub import local_folder
 from condenser.talk import say
 from condenser.weights import check_config
+from eval.metrics import parse_metric
 from eval.options import EvaluateOptions
 from retrieval.cli import VERBS, load, parse_options
 from retrieval.collections import open_collection
@@ -230,5 +231,10 @@ def _measure(stage: Stage) -> dict[str, Any]:
     options: EvaluateOptions = stage.options
     say(command_line(stage))
     report = json.loads(evaluate(dataclasses.replace(options, format="json")))
+    if options.answers:
+        asked = [f"top-{depth}" for depth in options.depths]
+    else:
+        asked = [parse_metric(name).name for name in options.metrics]
+    metrics = {name: report["metrics"][name] for name in asked}  # in the order in which they are asked for
     encoder = Path(str(options.run)).name.split(".")[0]
-    return {"encoder": encoder, "split": options.split, "metrics": report["metrics"], "counts": report["counts"]}
+    return {"encoder": encoder, "split": options.split, "metrics": metrics, "counts": report["counts"]}
