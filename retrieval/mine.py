@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from retrieval.index import Index
 
 _QUERIES_AT_ONCE = 512
-_SHOWN = 5
 
 
 @dataclass
@@ -39,26 +38,13 @@ class Mined:
 
     def __str__(self) -> str:
         counts = self.counts
-        lines = [f"{self.output}: {counts.negatives:,} negatives of {counts.kept:,} queries", queries_line(counts)]
+        lines = [f"{self.output}: {counts.negatives:,} negatives of {counts.kept:,} queries", counts.queries_line()]
         left_out = [f"{count:,} {why}" for why, count in counts.left_out.items() if count]
         if left_out:
             lines.append(f"hits left out: {', '.join(left_out)}")
         if counts.unanswered:
             lines.append(f"{counts.unanswered:,} queries have no positive among the hits looked at")
         return "\n".join(lines)
-
-
-def queries_line(counts: Counts) -> str:
-    """Say how many queries were kept and why the others were not."""
-    line = f"kept {counts.kept:,} of {counts.queries:,} queries"
-    dropped = counts.dropped.total()
-    if not dropped:
-        return line
-    reasons = [
-        f"{f'{count:,} ' if len(counts.dropped) > 1 else ''}{why} ({sample(counts.examples[why], _SHOWN)})"
-        for why, count in counts.dropped.items()
-    ]
-    return f"{line}, dropped {dropped:,}: {', '.join(reasons)}"
 
 
 @dataclass
@@ -106,7 +92,7 @@ def mine(options: MineOptions) -> Mined:
                     scores.writelines(f"{pick.query.id}\t{one}\t{score!s}\n" for one, score in pick.scores.items())
         counts = miner.counts
         if not counts.kept:
-            raise UserError(f"no negative found: {queries_line(counts)}", options.run or options.collection)
+            raise UserError(f"no negative found: {counts.queries_line()}", options.run or options.collection)
     return Mined(Path(options.output), counts)
 
 

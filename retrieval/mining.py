@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from condenser.errors import UserError
+from condenser.errors import UserError, sample
 from eval.runs import read_rankings
 from retrieval.passages import hash64
 from retrieval.records import Passage
@@ -100,6 +100,18 @@ class Counts:
         shown = self.examples.setdefault(why, [])
         if len(shown) <= _SHOWN:
             shown.append(query_id)
+
+    def queries_line(self) -> str:
+        """Say how many queries were kept and why the others were not."""
+        line = f"kept {self.kept:,} of {self.queries:,} queries"
+        dropped = self.dropped.total()
+        if not dropped:
+            return line
+        reasons = [
+            f"{f'{count:,} ' if len(self.dropped) > 1 else ''}{why} ({sample(self.examples[why], _SHOWN)})"
+            for why, count in self.dropped.items()
+        ]
+        return f"{line}, dropped {dropped:,}: {', '.join(reasons)}"
 
 
 @dataclass(frozen=True)
