@@ -139,7 +139,7 @@ def check(options: CheckOptions) -> str:
     errors = [finding for finding in findings if finding.level == "error"]
     if errors:
         more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
-        error = UserError(f"not fit for training: {errors[0].text}{more}", collection.folder)
+        error = UserError(f"not fit for training: {errors[0].text}{more}", options.collection)
         error.report = text
         raise error
     return text
@@ -155,7 +155,7 @@ def _read_queries(collection: Collection, ruler: Ruler, queries: Queries) -> Non
     for block in _blocks(collection.queries()):
         for query in block:
             queries.texts[query.id] = hash64(_normalised(query.text))
-            if not query.text.strip():
+            if query.is_blank:
                 queries.blank.append(query.id)
         queries.lengths.extend(ruler.queries([query.text for query in block]))
 
@@ -233,8 +233,10 @@ def _split_findings(
     if textless := [query_id for query_id in split.qrels if query_id not in queries.texts]:
         level: Level = refused if len(textless) == len(split.qrels) else "warning"
         yield _finding("no_query", name, textless, "judged queries are not among the queries", level)
-    if blank := sorted(positives & set(corpus.blank)):
-        yield _finding("blank_positives", name, blank, "positives have neither title nor text")
+    blank = set(corpus.blank)
+    if lost := sorted(positives & blank):
+        level = refused if any(ids <= blank for ids in split.positives.values()) else "warning"
+        yield _finding("blank_positives", name, lost, "positives have neither title nor text, and are left out", level)
     given = {passage for ids in split.negatives.values() for passage in ids}
     if missing := sorted(given & corpus.missing):
         level = refused if len(missing) == len(given) else "warning"
@@ -265,8 +267,8 @@ def _split_findings(
         ]
         if unscored:
             yield _finding("no_teacher_score", name, unscored, "positives and negatives have no score of the teacher")
-    if blank := [pair.first + pair.second for pair in split.pairs if not (pair.first.strip() and pair.second.strip())]:
-        yield _finding("blank_pairs", name, blank, "scored pairs lack a text")
+    if empty := [pair.first + pair.second for pair in split.pairs if not (pair.first.strip() and pair.second.strip())]:
+        yield _finding("blank_pairs", name, empty, "scored pairs lack a text")
     if len(split.pairs) > 1 and len({pair.score for pair in split.pairs}) == 1:
         text = f"{name}: all {len(split.pairs):,} scored pairs have the score {split.pairs[0].score}"
         yield Finding(refused, "one_score", name, len(split.pairs), [], text)

@@ -83,6 +83,7 @@ class _Worker:
         self._seals = Seals(workspace.path, self._place, options.store)
         self._claims = Claims(self._place)
         self._total: int | None = None
+        self._blank = 0
         self._encoder: Any = None
         self._compute = ""
         self.made = 0
@@ -147,9 +148,10 @@ class _Worker:
 
     def _make_shards(self, meter: Meter) -> int:
         """Go through the texts, make every shard that is neither done nor claimed, and return how many there are."""
-        shards = 0
+        shards = self._blank = 0
         for number, records in enumerate(_in_shards(self._source.read(), self._options.shard_size)):
             shards = number + 1
+            self._blank += sum(record.is_blank for record in records)
             part = f"{number:05d}"
             if self._seals.holds(number) or not self._claims.take(part):
                 continue
@@ -213,7 +215,8 @@ class _Worker:
         )
         texts = _number(count, _UNITS[options.kind])
         share = f"; {_number(self.made, 'shards')} by this process" if self.made < shards else ""
-        say(f"encoded {texts} in {_number(shards, 'shards')}, {cut:,} of {texts} cut at {length} tokens{share}")
+        blank = f", {self._blank:,} have no text" if self._blank else ""
+        say(f"encoded {texts} in {_number(shards, 'shards')}, {cut:,} of {texts} cut at {length} tokens{blank}{share}")
         self.has_published = True
 
     def _count_texts(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -14,7 +14,7 @@ from condenser.talk import say, warn
 from condenser.training.distributed import rank
 from retrieval.collections import Collection
 from retrieval.formats.negatives import read_negatives, read_scores
-from retrieval.passages import hash64
+from retrieval.passages import PassageStore, hash64
 from retrieval.records import Query, ScoredPair
 
 _Given = TypeVar("_Given")
@@ -134,7 +134,7 @@ def read_examples(
     """Join a split's queries, judgements and hard negatives.
 
     What training cannot use is left out, counted and told: judged queries without a text, passages that
-    are not in the corpus, and negatives that are judged positives of their query.
+    are not in the corpus or blank, and negatives that are judged positives of their query.
 
     Args:
         collection: where from.
@@ -150,9 +150,9 @@ def read_examples(
         scores_files: more of a teacher's scores, as `retrieval.formats.negatives.read_scores` reads them.
 
     Raises:
-        UserError: a query without a positive in the corpus or, with scores, without a score of a positive and
-            of another passage (unless ``drop_empty``); no query that can be trained on; hard negatives of
-            which none is in the corpus; no scores; a file of other queries.
+        UserError: a query without a positive in the corpus that has a text or, with scores, without a score of a
+            positive and of another passage (unless ``drop_empty``); no query that can be trained on; hard
+            negatives of which none is in the corpus; no scores; a file of other queries.
     """
     qrels = collection.qrels(split)
     teacher = None
@@ -207,7 +207,7 @@ class _Join:
         qrels: query id -> passage id -> grade.
         negatives: query id -> passage ids.
         teacher: query id -> passage id -> score; None without a teacher.
-        corpus: the ids of all passages.
+        corpus: all passages.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class _Join:
         qrels: Mapping[str, Mapping[str, int]],
         negatives: Mapping[str, Sequence[str]],
         teacher: Mapping[str, Mapping[str, float]] | None,
-        corpus: Container[str],
+        corpus: PassageStore,
     ) -> None:
         self._qrels, self._negatives, self._teacher, self._corpus = qrels, negatives, teacher, corpus
         self._present: set[str] = set()
@@ -223,19 +223,22 @@ class _Join:
         self._unusable: dict[str, list[str]] = {}
         self._absent_positives: dict[str, None] = {}
         self._absent_negatives: dict[str, None] = {}
+        self._blank: dict[str, None] = {}
         self._contradicted = self._negatives_kept = 0
 
     def example(self, query: Query) -> Example | None:
         """Return a query's example, or None if it cannot be trained on."""
         self._without_text.pop(query.id, None)
         judged = {passage: None for passage, grade in self._qrels[query.id].items() if grade > 0}
-        positives = self._in_corpus(judged, self._absent_positives)
+        positives = self._usable(judged, self._absent_positives)
         if not positives:
-            self._leave_out(query, "with no positive in the corpus" if judged else "without a positive")
+            blank = not judged.keys().isdisjoint(self._blank)
+            lack = "with no positive that has a text" if blank else "with no positive in the corpus"
+            self._leave_out(query, lack if judged else "without a positive")
             return None
         scores = {} if self._teacher is None else self._teacher.get(query.id, {})
         given = dict.fromkeys(self._negatives.get(query.id, ()) if self._teacher is None else scores)
-        negatives = self._in_corpus((one for one in given if one not in judged), self._absent_negatives)
+        negatives = self._usable((one for one in given if one not in judged), self._absent_negatives)
         self._negatives_kept += len(negatives)
         if self._teacher is None:
             self._contradicted += sum(one in judged for one in given)
@@ -278,21 +281,27 @@ class _Join:
             ("judged queries that are not in the query file", self._without_text),
             ("judged positives that are not in the corpus", self._absent_positives),
             ("hard negatives that are not in the corpus", self._absent_negatives),
+            ("positives and hard negatives that have neither title nor text", self._blank),
         ):
             if ids:
                 warn(f"{name}: left out {len(ids):,} {what} ({sample(ids)})")
         if self._contradicted:
             warn(f"{name}: left out {self._contradicted:,} hard negatives that are judged positives of their query")
 
-    def _in_corpus(self, passages: Iterable[str], absent: dict[str, None]) -> tuple[str, ...]:
-        here = []
+    def _usable(self, passages: Iterable[str], absent: dict[str, None]) -> tuple[str, ...]:
+        """Return those that are in the corpus and not blank; remember the others."""
+        usable = []
         for passage in passages:
-            if passage in self._present or passage in self._corpus:
+            if passage not in self._present:
+                if passage not in self._corpus:
+                    absent[passage] = None
+                    continue
+                if self._corpus.is_blank(passage):
+                    self._blank[passage] = None
+                    continue
                 self._present.add(passage)
-                here.append(passage)
-            else:
-                absent[passage] = None
-        return tuple(here)
+            usable.append(passage)
+        return tuple(usable)
 
     def _leave_out(self, query: Query, why: str) -> None:
         self._unusable.setdefault(why, []).append(query.id)

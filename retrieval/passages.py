@@ -39,6 +39,7 @@ class PassageStore(Mapping[str, Passage]):
     def __init__(self, files: Sequence[PassageFile], *, on_bad: OnBad = refuse, merge: bool = False) -> None:
         self._files = list(files)
         self.merged = 0
+        self._blank: set[str] = set()
         hashes, contents = array("Q"), array("Q")
         positions, slots, owners = array("q"), array("I"), array("H")
         for number, file in enumerate(self._files):
@@ -50,6 +51,8 @@ class PassageStore(Mapping[str, Passage]):
                     positions.append(position)
                     slots.append(slot)
                     owners.append(number)
+                    if passage.is_blank:
+                        self._blank.add(passage.id)
         table = np.frombuffer(hashes, np.uint64) if hashes else np.empty(0, np.uint64)
         order = np.argsort(table, kind="stable")
         self._hashes = table[order]
@@ -84,6 +87,10 @@ class PassageStore(Mapping[str, Passage]):
         if found is None:
             raise KeyError(passage_id)
         return found[0]
+
+    def is_blank(self, passage_id: str) -> bool:
+        """Say whether a passage has neither title nor text, which takes no reading for nearly all of them."""
+        return passage_id in self._blank and self[passage_id].is_blank
 
     def where(self, passage_id: str) -> str:
         """Return the ``file:line`` on which a passage stands; KeyError when it is not here."""

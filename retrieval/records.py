@@ -12,6 +12,11 @@ class Passage(NamedTuple):
     title: str
     text: str
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether it has neither title nor text."""
+        return not (self.title.strip() or self.text.strip())
+
 
 class Query(NamedTuple):
     """One question; ``answers`` are answer strings for open-domain QA, usually none."""
@@ -19,6 +24,11 @@ class Query(NamedTuple):
     id: str
     text: str
     answers: tuple[str, ...] = ()
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it has no text."""
+        return not self.text.strip()
 
 
 class Hit(NamedTuple):

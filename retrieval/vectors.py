@@ -21,8 +21,8 @@ STORES: tuple[Store, ...] = get_args(Store)
 # What two sets of vectors must share for their inner products to mean anything. Length limits, batch sizes and
 # the type they are kept in are not among them: they change how good a vector is, not what it is a vector of.
 SPACE = (
-    *("dimension", "encoder_fingerprint", "tokenizer", "pooling", "normalize"),
-    *("untied", "projection", "query_prompt", "passage_prompt"),
+    *("dimension", "pooling", "normalize", "untied", "projection", "query_prompt", "passage_prompt"),
+    *("tokenizer", "encoder_fingerprint"),
 )
 
 _AGAIN = "run the command that made the folder again: it makes only this shard anew"

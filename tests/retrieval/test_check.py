@@ -95,8 +95,12 @@ def test_a_sound_collection(tmp_path: Path) -> None:
             "2 passages have neither title nor text, such as 'e', 'f'",
         ),
         (
-            {"passages": PASSAGES | {"p1": ""}}, {}, "warning", "blank_positives", "train", 1,
-            "train: 1 positives have neither title nor text",
+            {"passages": PASSAGES | {"p1": ""}}, {}, "error", "blank_positives", "train", 1,
+            "train: 1 positives have neither title nor text, and are left out, such as 'p1'",
+        ),
+        (
+            {"passages": PASSAGES | {"p1": ""}, "train": [*TRAIN, ("q1", "p4", 1)]}, {},
+            "warning", "blank_positives", "train", 1, "train: 1 positives have neither title nor text",
         ),
         ({"queries": QUERIES | {"q1": " "}}, {}, "warning", "blank_queries", None, 1, "1 queries have no text"),
         (

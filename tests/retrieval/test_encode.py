@@ -91,6 +91,23 @@ def test_it_says_how_much_was_cut(tiny_bert: Path, tmp_path: Path, capsys: pytes
     assert capsys.readouterr().err == f"{tmp_path / 'vectors'}: up to date\n"
 
 
+def test_blank_texts_are_encoded_and_counted(
+    tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cases B40 and R6: finite, equal to each other, and the summary says how many; a title is enough."""
+    texts = [("", ""), ("", "   "), ("", "\u200b"), ("", "a"), ("a title", "")]
+    lines = [json.dumps({"_id": str(n), "title": title, "text": text}) for n, (title, text) in enumerate(texts)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    command = ["encode", "--encoder", str(tiny_bert), "--input", str(tmp_path / "corpus.jsonl")]
+    assert main([*command, "--output", str(tmp_path / "vectors"), "--shard_size", "2"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "encoded 5 passages in 3 shards, 0 of 5 passages cut at 64 tokens, 2 have no text"
+    )
+    matrix = Vectors.load(tmp_path / "vectors").matrix()
+    assert np.isfinite(matrix).all()
+    np.testing.assert_allclose(matrix[1], matrix[0], atol=1e-6)
+
+
 def test_queries_have_their_own_prompt_and_limit(tiny_bert: Path, tmp_path: Path) -> None:
     encoder = Encoder.load(tiny_bert, query_prompt="what is ", query_max_length=6)
     encoder.save(tmp_path / "encoder", card="")

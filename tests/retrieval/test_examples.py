@@ -109,6 +109,23 @@ def test_positives_outside_the_corpus_are_counted(make: Any, capsys: pytest.Capt
     assert ", train: left out 1 judged positives that are not in the corpus ('d_gone')" in capsys.readouterr().err
 
 
+def test_blank_passages_are_left_out_and_counted(make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Case R6."""
+    collection = make({"q0": {"p0": 1, "p8": 1}, "q1": {"p1": 1}}, negatives={"q0": ["p9", "p2"]})
+    texts = {"p8": "", "p9": "  "}
+    passages = [{"_id": f"p{i}", "text": texts.get(f"p{i}", "text")} for i in range(10)]
+    write_lines(tmp_path / "corpus.jsonl", passages)
+    examples = read_examples(collection, "train", with_negatives=True)
+    assert [(one.positives, one.negatives) for one in examples] == [(("p0",), ("p2",)), (("p1",), ())]
+    told = ", train: left out 2 positives and hard negatives that have neither title nor text ('p8', 'p9')"
+    assert told in capsys.readouterr().err
+    write_table(tmp_path / "qrels" / "train.tsv", {"q0": {"p0": 1}, "q1": {"p8": 1}})
+    with pytest.raises(
+        UserError, match=r"1 of 2 queries .*: 1 with no positive that has a text \('q1'\) \(--drop_empty"
+    ):
+        read_examples(open_collection(tmp_path), "train")
+
+
 def test_judged_queries_without_a_text_are_counted(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Case B8."""
     assert len(read_examples(make(good(3), queries=2), "train")) == 2

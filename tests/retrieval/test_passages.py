@@ -67,6 +67,14 @@ def test_id_that_stands_twice_names_both_lines(tmp_path: Path) -> None:
     assert len(store) == 2 and len(skipped) == 1
 
 
+def test_blank_passages_are_known(tmp_path: Path) -> None:
+    """Of two with one id it is the kept one that counts."""
+    rows = [("a", "", " \u3000"), ("b", "t", ""), ("c", "", ""), ("d", "", "x"), ("d", "", "")]
+    store = PassageStore([passage_file(corpus(tmp_path / "a.jsonl", rows))], on_bad=lambda error: None)
+    assert [one for one in store if store.is_blank(one)] == ["a", "c"]
+    assert not store.is_blank("missing")
+
+
 def test_id_that_stands_in_two_files_names_both(tmp_path: Path) -> None:
     first, second = corpus(tmp_path / "a.jsonl", [("d1", "", "x")]), corpus(tmp_path / "b.jsonl", [("d1", "", "x")])
     with pytest.raises(UserError, match=r"b\.jsonl:1: passage id 'd1' stands already on .*a\.jsonl:1$"):

@@ -153,9 +153,9 @@ def test_an_encoder_of_another_dimension_is_refused(
 
 
 def test_an_encoder_with_other_settings_is_refused(options: SearchOptions, tmp_path: Path) -> None:
-    """Case B41: same weights, other pooling."""
+    """Cases B41 and R42: same weights, other pooling; the message says what differs."""
     Encoder.load(str(options.encoder), pooling="mean").save(tmp_path / "other", card="")
-    with pytest.raises(UserError, match=r"encoder fingerprint is '\w+' in the index .* but '\w+' in the queries"):
+    with pytest.raises(UserError, match=r"pooling is 'cls' in the index \(encoder .*\) but 'mean' in the queries \(e"):
         search(replace(options, encoder=str(tmp_path / "other")))
 
 
