@@ -1,7 +1,7 @@
 """The towers of a training step: a batch's texts in chunks of like length, with or without gradient caching.
 
-Gradient caching (Gao et al. 2021) is in `condenser.training.gradcache`; here it meets texts of their own lengths. Chunks
-have a budget of tokens, not of rows, and a chunk whose graph fits into memory is not run a second time.
+Gradient caching (Gao et al. 2021) is in `condenser.training.gradcache`; here it meets texts of their own lengths.
+Chunks have a budget of tokens, not of rows, and a chunk whose graph fits into memory is not run a second time.
 """
 
 from __future__ import annotations
