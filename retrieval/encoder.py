@@ -270,10 +270,12 @@ class Encoder(nn.Module):
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors of queries, (n, dimension) float32, in their order."""
+        _refuse_one_text(texts)
         return self.encode_token_ids(self.tokenize(texts, "query"), "query")
 
     def encode_passages(self, passages: Sequence[Passage | str]) -> np.ndarray:
         """Return the vectors of passages, (n, dimension) float32, in their order; a string has no title."""
+        _refuse_one_text(passages)
         records = [Passage("", "", one) if isinstance(one, str) else one for one in passages]
         return self.encode_token_ids(self.tokenize([self.passage_text(one) for one in records], "passage"), "passage")
 
@@ -402,3 +404,9 @@ def resolve_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("--device cuda: PyTorch finds no GPU here", hint="use --device cpu, or install a CUDA build")
     return torch.device(name)
+
+
+def _refuse_one_text(texts: object) -> None:
+    """Raise UserError for a text where a list of texts is due: its letters would be taken for texts."""
+    if isinstance(texts, str):
+        raise UserError("expected a list of texts, found one text", hint="put it into a list: [text]")

@@ -71,6 +71,12 @@ def test_one_text_and_no_text(tiny: Encoder) -> None:
     assert tiny.encode_passages([]).shape == (0, 32)
 
 
+def test_one_text_is_not_taken_for_a_list_of_letters(tiny: Encoder) -> None:
+    for encode in (tiny.encode_queries, tiny.encode_passages):
+        with pytest.raises(UserError, match="expected a list of texts, found one text"):
+            encode("river")
+
+
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 def test_empty_and_odd_texts_have_finite_vectors(tiny: Encoder, pooling: str) -> None:
     """Case B40."""

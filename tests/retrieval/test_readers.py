@@ -77,7 +77,7 @@ def test_newline_in_a_json_text_is_a_blank(tmp_path: Path) -> None:
 
 
 def test_newline_in_a_tsv_text_is_an_error(tmp_path: Path) -> None:
-    """Case B2, second half."""
+    """Cases B2, second half, and R8."""
     path = write(tmp_path / "a.tsv", "d1\tline one\nline two\nd2\tx\n")
     assert error_of(path).startswith(f"{path}:2: line 2 has 1 column, expected 2 (id, text)")
 
@@ -92,11 +92,12 @@ def test_newline_in_a_tsv_text_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_tsv(tmp_path: Path, content: str, message: str) -> None:
+    """Case R8."""
     assert f"a.tsv{message}" in error_of(write(tmp_path / "a.tsv", content))
 
 
 def test_unbalanced_quotes_are_text(cases: Path) -> None:
-    """Case B3."""
+    """Cases B3 and R8."""
     expected = json.loads((cases / "3/expected.json").read_text())
     passages = list(read_passages(cases / "3/collection.tsv"))
     assert [passage.id for passage in passages] == expected["ids"]
@@ -149,7 +150,7 @@ def test_duplicate_passage_id_names_both_lines(cases: Path) -> None:
 
 
 def test_duplicate_query_id_names_both_lines(tmp_path: Path) -> None:
-    """Case B12."""
+    """Cases B12 and R5."""
     path = write(tmp_path / "queries.tsv", "44\tfirst\n44\tsecond\n")
     with pytest.raises(UserError, match=r"queries\.tsv:2: query id '44' stands already on line 1"):
         list(read_queries(path))

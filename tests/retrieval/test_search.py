@@ -134,7 +134,7 @@ def test_three_lines_of_python(options: SearchOptions, encoder_folder: Path) -> 
 def test_an_encoder_of_another_dimension_is_refused(
     options: SearchOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Case B41: both numbers and both paths, exit code 2, no run."""
+    """Cases B41 and R42: both numbers and both paths, exit code 2, no run."""
     from transformers import AutoTokenizer, BertConfig, BertModel
 
     tokenizer = AutoTokenizer.from_pretrained(options.encoder)
@@ -190,6 +190,9 @@ def test_passage_vectors_are_no_queries(options: SearchOptions, make_vectors: Ma
         ({"recall_queries": -1}, "--recall_queries is -1, expected 0 or more"),
         ({"ef_search": 4}, "--ef_search does not apply to a Flat index"),
         ({"output": "run.xyz"}, "cannot tell the format"),
+        ({"feedback_weight": 0.5}, "--feedback_weight goes with --feedback"),
+        ({"feedback": 1, "feedback_weight": 1e7}, "--feedback_weight is 10000000.0, expected 0 to 1000000"),
+        ({"float16": True, "device": "cpu"}, "--float16 is for GPUs, --device is cpu"),
     ],
 )
 def test_bad_options_are_refused_and_no_run_is_left(
@@ -200,6 +203,14 @@ def test_bad_options_are_refused_and_no_run_is_left(
         search(replace(options, **changes))
     assert line in str(caught.value)
     assert not list(tmp_path.glob("run.*"))
+
+
+def test_no_query_at_all_is_refused(options: SearchOptions, tmp_path: Path) -> None:
+    """Case R43."""
+    (tmp_path / "queries.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"queries\.jsonl: no query in this file"):
+        search(options)
+    assert not Path(options.output).exists()
 
 
 def test_empty_and_blank_queries_are_searched(options: SearchOptions, tmp_path: Path) -> None:
@@ -241,7 +252,7 @@ def test_vectors_are_searched_without_an_index(options: SearchOptions, index_fol
 def test_no_way_of_searching_shows_in_the_run(
     options: SearchOptions, tmp_path: Path, make_vectors: MakeVectors
 ) -> None:
-    """1, 3 and 40 shards, 1 and 8 threads, every backend, one query at a time or all: the same bytes."""
+    """Case R46: 1, 3 and 40 shards, 1 and 8 threads, every backend, one query at a time or all: the same bytes."""
     rng = np.random.default_rng(3)
     matrix, ids = rng.normal(size=(2000, 40)).astype("f4"), [f"p{number}" for number in range(2000)]
     matrix[1000:1010] = matrix[0]
