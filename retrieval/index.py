@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from retrieval.vectors import Matrix, Vectors, check_same_space
 if TYPE_CHECKING:
     from retrieval.encoder import Encoder
     from retrieval.formats.base import Collection
+
+Queries = np.ndarray | Sequence[str] | Sequence[Sequence[float]]
 
 _MARGIN = 16
 _QUERIES_AT_ONCE = 1024
@@ -171,11 +173,11 @@ class Index:
         self._corpus = corpus
         return self
 
-    def search(self, queries: np.ndarray | Sequence[str], k: int) -> list[list[Hit | PassageHit]]:
+    def search(self, queries: Queries, k: int) -> list[list[Hit | PassageHit]]:
         """Return each query's best passages: score as float32 descending, then id descending.
 
         Args:
-            queries: (q, dimension) vectors, or texts for the encoder.
+            queries: (q, dimension) vectors, an array or lists of numbers; or a list of texts for the encoder.
             k: hits per query; above the number of passages it is lowered, with one line.
 
         Returns:
@@ -188,7 +190,7 @@ class Index:
         hits = self.hits(*self.search_rows(queries, k))
         return [[self._with_text(hit) for hit in found] for found in hits]
 
-    def search_rows(self, queries: np.ndarray | Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+    def search_rows(self, queries: Queries, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Like `search`, as arrays (q, k): rows of ``ids`` and float32 scores; -1 where there is no hit."""
         k = self.lower_k(k)
         vectors = self._as_vectors(queries)
@@ -240,9 +242,9 @@ class Index:
         self._corpus, self.encoder = corpus, encoder
         return self
 
-    def _as_vectors(self, queries: np.ndarray | Sequence[str]) -> np.ndarray:
-        if not isinstance(queries, np.ndarray):
-            queries = self._find_encoder().encode_queries(queries)
+    def _as_vectors(self, queries: Queries) -> np.ndarray:
+        if not isinstance(queries, np.ndarray) and all(isinstance(query, str) for query in queries):
+            queries = self._find_encoder().encode_queries(cast("Sequence[str]", queries))
         vectors = np.ascontiguousarray(queries, dtype=np.float32)
         if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
             shape = " x ".join(map(str, vectors.shape))

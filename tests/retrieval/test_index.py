@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_equal_passages_have_equal_scores_in_every_batch() -> None:
 
 
 def test_k_above_the_collection_gives_every_passage_once(cases: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Case B44: no -1, which would be the last passage in Python."""
+    """Cases B44 and R43: no -1, which would be the last passage in Python."""
     case = json.loads((cases / "44" / "vectors.json").read_text())
     right = json.loads((cases / "44" / "expected.json").read_text())
     index = Index(case["ids"], np.array(case["vectors"], "f4"))
@@ -116,6 +117,7 @@ def test_an_approximate_index_breaks_ties_by_id(tmp_path: Path, make_vectors: Ma
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_k_below_one_is_refused(k: int) -> None:
+    """Case R43."""
     with pytest.raises(UserError, match=f"k is {k}, expected 1 or more"):
         Index(["a"], np.ones((1, 2), "f4")).search(np.ones((1, 2), "f4"), k)
 
@@ -131,7 +133,7 @@ def every_other(array: np.ndarray) -> np.ndarray:
     return np.repeat(array, 2, axis=1)[:, ::2]
 
 
-@pytest.mark.parametrize("convert", [np.float64, np.float16, np.asfortranarray, every_other])
+@pytest.mark.parametrize("convert", [np.float64, np.float16, np.asfortranarray, every_other, np.ndarray.tolist])
 def test_any_kind_of_query_array_is_taken(convert: Callable[[np.ndarray], np.ndarray]) -> None:
     """Case B48."""
     queries = RNG.integers(-4, 5, size=(6, 8)).astype("f4")
@@ -226,6 +228,8 @@ def test_the_same_seed_builds_the_same_index(tmp_path: Path, make_vectors: MakeV
         (51, "IVF0,Flat", "a count in it is too small"),
         (51, "PCA16,Flat", "PCA matrix cannot output 16 dimensions from 8"),
         (51, "IDMap,Flat", "add does not make sense with IndexIDMap"),
+        (51, "IDMap2,HNSW8", "standalone codec not implemented for this type of index"),
+        (51, "NSG8", "standalone codec not implemented for this type of index"),
     ],
 )
 def test_what_cannot_be_built_is_refused(
@@ -237,6 +241,23 @@ def test_what_cannot_be_built_is_refused(
         build(tmp_path, vectors, factory)
     assert line in str(caught.value)
     assert not any(word in str(caught.value) for word in ("\n", ".cpp", "faiss::", "failed"))
+    assert not list(tmp_path.glob("index*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"float16": True}, "--float16 is for GPUs, --device is cpu"),
+        ({"training_size": 9}, "--training_size does not apply to a Flat index, which is not trained"),
+        ({"training_size": 9, "factory": "HNSW8"}, "--training_size does not apply to a HNSW8 index"),
+    ],
+)
+def test_options_without_an_effect_are_refused(
+    tmp_path: Path, make_vectors: MakeVectors, changes: dict[str, Any], line: str
+) -> None:
+    vectors = make_vectors(RNG.normal(size=(51, 8)), names(51))
+    with pytest.raises(UserError, match=line):
+        build_index(IndexOptions(vectors=str(vectors), output=str(tmp_path / "index"), **changes))
     assert not list(tmp_path.glob("index*"))
 
 
@@ -264,6 +285,7 @@ def test_few_vectors_per_code_are_told_once_and_in_our_words(
 
 
 def test_vectors_of_queries_or_none_at_all_are_refused(tmp_path: Path, make_vectors: MakeVectors) -> None:
+    """Case R43 among them."""
     with pytest.raises(UserError, match="holds query vectors, expected passages"):
         build(tmp_path, make_vectors(np.ones((2, 3)), names(2), name="queries", kind="query"))
     with pytest.raises(UserError, match="holds no vectors, expected at least one"):
