@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,8 +22,9 @@ _TILE_ROWS = 1024
 _PANEL = 1 << 16  # inner products looked at together: they should not leave the cache
 _FEW_QUERIES = 4  # for fewer, FAISS's own loops beat any matrix product
 _FAISS_ROWS = 1 << 16
-_PAIRS_AT_ONCE = 512
-_THIN_OUT_AT = 2.5
+_PAIRS_AT_ONCE = 128
+_THIN_OUT_AT = 4
+_SAMPLE_EVERY = 8  # of so many panels, one
 
 
 class Store(Protocol):
@@ -133,19 +135,33 @@ class ExactVectors:
             smallest = np.sqrt(self.dimension) * 2.0**-25  # and ends at 2^-24
         return (unit * self.max_norm + smallest) * np.linalg.norm(queries.astype(np.float64), axis=1)
 
-    def _fetch_blas(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Multiply tiles of vectors with all queries; what passes a query's threshold is kept."""
+    def _fetch_blas(self, queries: np.ndarray, count: int, *, sample: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Multiply panels of vectors with all queries; what passes a query's threshold is kept.
+
+        With ``sample``, panels spread over all vectors come first. Of these so few candidates are kept that most
+        likely ``count`` of all vectors reach the worst of them, but few more. Queries where that is wrong are
+        searched again without.
+        """
         columns = np.ascontiguousarray(queries.T)
         width = len(queries)
         tile = int(np.clip(_SMALL_PRODUCT // (width * self.dimension), 64, _TILE_ROWS)) if width <= 32 else _TILE_ROWS
         panel = tile * max(1, _PANEL // (tile * width))
-        best = Best(width, count, panel)
-        products = np.empty((panel, width), dtype=np.float32)
-        for start, block in self.blocks(panel):
-            for first in range(0, len(block), tile):
-                np.matmul(block[first : first + tile], columns, out=products[first : min(first + tile, len(block))])
-            best.offer(start, products[: len(block)])
-        return best.result()
+        places = [(number, row) for number, shard in enumerate(self.shards) for row in range(0, len(shard), panel)]
+        sampled = places[::_SAMPLE_EVERY] if sample and len(places) > 2 * _SAMPLE_EVERY else []
+        likely = count / _SAMPLE_EVERY  # of the best are in the sample; the margin is more than four deviations
+        best = Best(width, min(count, int(likely + 4 * likely**0.5) + 4) if sampled else count)
+        products, passed = np.empty((panel, width), dtype=np.float32), np.empty((panel, width), dtype=bool)
+        for step, (number, row) in enumerate(sampled + sorted(set(places) - set(sampled))):
+            if step == len(sampled):
+                best.count = count
+            block = self.shards[number][row : row + panel]
+            _multiply(block, columns, tile, products[: len(block)])
+            best.offer(int(self._starts[number]) + row, products[: len(block)], passed[: len(block)])
+        scores, rows = best.result()
+        short = np.flatnonzero((rows < 0).any(axis=1)) if sampled and count <= len(self) else np.empty(0, dtype=int)
+        if len(short):
+            scores[short], rows[short] = self._fetch_blas(queries[short], count, sample=False)
+        return scores, rows
 
     def _fetch_faiss(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         from retrieval.faiss_index import load_faiss
@@ -154,7 +170,7 @@ class ExactVectors:
         # Release 1.15.1 multiplies without BLAS as long as queries x dimension is below 128,000, which is up to
         # twelve times slower; only for few queries is it the faster way.
         faiss.cvar.distance_compute_blas_threshold = _FEW_QUERIES * self.dimension
-        best = Best(len(queries), count, max(count, _PANEL // len(queries)))
+        best = Best(len(queries), count)
         for start, block in self.blocks(_FAISS_ROWS):
             block = np.ascontiguousarray(block)
             scores, rows = faiss.knn(queries, block, min(count, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
@@ -163,84 +179,76 @@ class ExactVectors:
 
 
 class Best:
-    """The best candidates of each query so far, in two arrays that are thinned out when they are full.
+    """The best candidates of each query so far, thinned out when they are many.
 
     Args:
         queries: how many.
         count: candidates kept of each.
-        most: how many more may come in one call.
     """
 
-    def __init__(self, queries: int, count: int, most: int) -> None:
-        self._count = count
-        self._scores = np.full((queries, count + max(count, most)), -np.inf, dtype=np.float32)
-        self._rows = np.full(self._scores.shape, -1, dtype=np.int64)
-        self._filled = np.zeros(queries, dtype=np.int64)
+    def __init__(self, queries: int, count: int) -> None:
+        self.count = count
+        self._queries = queries
         self._threshold = np.full(queries, -np.inf, dtype=np.float32)
-        self._passed = np.empty((most, queries), dtype=bool)
+        # Flat, as they come: of each its score and its place, which is row x queries + query.
+        self._scores, self._places = [np.empty(0, dtype=np.float32)], [np.empty(0, dtype=np.int64)]
+        self._waiting = 0
 
-    def offer(self, start: int, products: np.ndarray) -> None:
-        """Take what is good enough of ``products`` (rows, queries), whose first row is number ``start``."""
-        if not self._filled.any():
-            self.add(products.T, np.broadcast_to(np.arange(start, start + len(products)), products.T.shape))
-            return
-        # Into memory that is there already: asking the system for more takes longer than comparing.
-        np.greater(products, self._threshold, out=self._passed[: len(products)])
-        passed = np.flatnonzero(self._passed[: len(products)])
-        if not len(passed):
-            return
-        row = passed // len(self._filled)
-        query = passed - row * len(self._filled)
-        new = np.bincount(query, minlength=len(self._filled))
-        if (self._filled + new).max() > self._scores.shape[1]:
-            self._thin_out()
-            self.offer(start, products)  # with higher thresholds, and room for all
-            return
-        # By query, and so that numbers of 16 bits are sorted by counting.
-        order = np.argsort(query.astype(np.uint16) if len(new) < 1 << 16 else query, kind="stable")
-        row, query = row[order], query[order].astype(np.int64, copy=False)
-        place = np.arange(len(row)) + np.repeat(self._filled - np.cumsum(new) + new, new)
-        place += query * self._scores.shape[1]
-        self._scores.reshape(-1)[place] = products.reshape(-1)[passed[order]]
-        self._rows.reshape(-1)[place] = row + start
-        self._filled += new
-        if self._filled.mean() > _THIN_OUT_AT * self._count:  # so that thresholds rise early
-            self._thin_out()
+    def offer(self, start: int, products: np.ndarray, passed: np.ndarray) -> None:
+        """Take what is good enough of ``products`` (rows, queries), whose first row is number ``start``.
+
+        ``passed`` is memory of the same shape to work in: asking the system for more takes longer than comparing.
+        """
+        if self._waiting == 0 and len(products) > self.count:
+            worst = np.partition(np.ascontiguousarray(products.T), -self.count, axis=1)[:, -self.count]
+            self._threshold = np.nextafter(worst, np.float32(-np.inf))
+        np.greater(products, self._threshold, out=passed)
+        places = np.flatnonzero(passed)
+        self._take(products.reshape(-1)[places], places + start * self._queries)
 
     def add(self, scores: np.ndarray, rows: np.ndarray) -> None:
-        """Take all candidates of ``scores`` and ``rows``, each (queries, m)."""
-        if self._filled.max(initial=0) + scores.shape[1] > self._scores.shape[1]:
-            self._thin_out()
-        start = int(self._filled.max(initial=0))
-        stop = start + scores.shape[1]
-        self._scores[:, start:stop], self._rows[:, start:stop] = scores, rows
-        self._filled[:] = stop
-        if start == 0:
-            self._thin_out()
+        """Take what is good enough of ``scores`` and ``rows``, each (queries, m); row -1 is none."""
+        query, column = np.nonzero((scores > self._threshold[:, None]) & (rows >= 0))
+        self._take(scores[query, column], rows[query, column] * self._queries + query)
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """Return ``(scores, rows)``, each (queries, count), in no order; -inf and -1 where there are fewer."""
-        self._thin_out()
-        return self._scores[:, : self._count], self._rows[:, : self._count]
+        filled = np.arange(self.count) < self._thin_out()[:, None]
+        scores = np.full(filled.shape, -np.inf, dtype=np.float32)
+        rows = np.full(filled.shape, -1, dtype=np.int64)
+        scores[filled], rows[filled] = self._scores[0], self._places[0] // self._queries
+        return scores, rows
 
-    def _thin_out(self) -> None:
-        width = int(self._filled.max(initial=0))
-        if width <= self._count:
-            return
-        scores = self._scores[:, :width]
-        # Values are parted ten times faster than places are.
-        worst = np.partition(scores, width - self._count, axis=1)[:, width - self._count, None]
-        kept = scores >= worst
-        if (kept.sum(axis=1) > self._count).any():  # several are equal to the worst: the first ones of them stay
-            better, equal = scores > worst, scores == worst
-            kept = better | (equal & (equal.cumsum(axis=1) <= self._count - better.sum(axis=1, keepdims=True)))
-        places = np.nonzero(kept)[1].reshape(-1, self._count)
-        scores = np.take_along_axis(scores, places, axis=1)
-        self._rows[:, : self._count] = np.take_along_axis(self._rows, places, axis=1)
-        self._scores[:, : self._count], self._scores[:, self._count : width] = scores, -np.inf
-        self._rows[:, self._count : width] = -1
-        self._filled[:] = self._count
-        self._threshold = worst[:, 0]
+    def _take(self, scores: np.ndarray, places: np.ndarray) -> None:
+        self._scores.append(scores)
+        self._places.append(places)
+        self._waiting += len(scores)
+        if self._waiting > _THIN_OUT_AT * self.count * self._queries:  # for memory, and so that thresholds rise
+            self._thin_out()
+
+    def _thin_out(self) -> np.ndarray:
+        """Keep the best of each query, in the order of queries; return how many each has."""
+        scores, places = np.concatenate(self._scores), np.concatenate(self._places)
+        query = places % self._queries
+        # Numbers of 16 bits are sorted by counting.
+        order = np.argsort(query.astype(np.uint16 if self._queries <= 1 << 16 else np.int64), kind="stable")
+        ends = np.cumsum(np.bincount(query, minlength=self._queries)).tolist()
+        kept = [order[start:end] for start, end in pairwise([0, *ends])]
+        for number, mine in enumerate(kept):
+            if len(mine) >= self.count:
+                best = np.argpartition(scores[mine], -self.count)[-self.count :]
+                kept[number] = mine[best]
+                self._threshold[number] = scores[mine[best[0]]]
+        order = np.concatenate(kept)
+        self._scores, self._places, self._waiting = [scores[order]], [places[order]], len(order)
+        return np.array([len(mine) for mine in kept])
+
+
+def _multiply(block: np.ndarray, columns: np.ndarray, tile: int, out: np.ndarray) -> None:
+    """Write the products of a block's vectors and all queries to ``out``, by tiles of so many vectors."""
+    whole = len(block) // tile * tile
+    np.matmul(block[:whole].reshape(-1, tile, len(columns)), columns, out=out[:whole].reshape(-1, tile, out.shape[1]))
+    np.matmul(block[whole:], columns, out=out[whole:])
 
 
 def longest(blocks: Iterator[np.ndarray]) -> float:

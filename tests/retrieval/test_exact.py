@@ -82,12 +82,23 @@ def test_more_candidates_than_a_tile_and_ties_at_every_threshold() -> None:
     assert runs[0][0] == [(name, score) for score, name in best[:600]]
 
 
+def test_a_sample_that_promises_too_much_costs_time_not_hits() -> None:
+    """Each query's best lie close together, in panels of the sample or between them."""
+    centres = RNG.normal(size=(60, 8)).astype("f4")
+    matrix = np.repeat(centres, 1000, axis=0) + 0.1 * RNG.normal(size=(60_000, 8)).astype("f4")
+    for queries in (centres, centres[:5]):
+        index = index_of(Matrix(matrix), 1000, "numpy")
+        found = index.search_rows(queries, 300)
+        expected = index_of(Matrix(matrix), 60_000, "faiss").search_rows(queries, 300)
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_best_keeps_the_best_whatever_the_order_in_which_they_come() -> None:
     products = RNG.normal(size=(3000, 5)).astype("f4")
     for order in (np.arange(3000), np.argsort(products[:, 0]), np.argsort(-products[:, 0])):
-        best = Best(5, 40, 500)
+        best = Best(5, 40)
         for start in range(0, 3000, 500):
-            best.offer(start, products[order[start : start + 500]])
+            best.offer(start, products[order[start : start + 500]], np.empty((500, 5), dtype=bool))
         scores, rows = best.result()
         np.testing.assert_array_equal(np.sort(scores, axis=1), np.sort(products.T, axis=1)[:, -40:])
         np.testing.assert_array_equal(products[order[rows], np.arange(5)[:, None]], scores)
