@@ -165,6 +165,9 @@ def test_exit_status_and_streams(tmp_path: Path, capsys: pytest.CaptureFixture[s
         f"condenser: error: {broken}: not fit for training: train: 1 positives are not in the corpus, "
         "such as 'x'; and 1 more\n"
     )
+    assert main(["check", str(broken / "corpus.jsonl")]) == 2
+    line = f"condenser: error: {broken}/corpus.jsonl: not fit for training: no split has judgements: there is nothing"
+    assert capsys.readouterr().err.startswith(line)
     assert main(["check", str(broken), "--split", "trian"]) == 2
     assert "no judgements for split 'trian' (did you mean train?)" in capsys.readouterr().err
 
