@@ -174,7 +174,13 @@ class Workspace:
             )
 
     def _take_lock(self) -> None:
-        self.scratch.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(exist_ok=True)  # not its parents: these are there, unless nothing can be made in them
+        except (FileNotFoundError, FileExistsError) as error:
+            raise UserError(
+                f"cannot make this folder: {error.strerror}", self.path, "choose another --output"
+            ) from None
+        self.scratch.mkdir(exist_ok=True)
         self._lock_handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock_handle, self._lock_kind | fcntl.LOCK_NB)

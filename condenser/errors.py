@@ -52,8 +52,15 @@ def _shortened(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its kind when it has none."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Return the first line of an error's text, with the second where it ends in a colon; its kind where that lacks.
+
+    A KeyError's text is the key alone, which says nothing.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    if not text:
+        return type(error).__name__
+    return f"no {text} is known here" if isinstance(error, KeyError) else text
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -18,6 +18,7 @@ from condenser import artifacts
 from condenser.artifacts import Workspace, describe_difference, fingerprint, identity, load_manifest, result_config
 from condenser.errors import UserError
 from condenser.options import option, output
+from condenser.sharing import SharedWorkspace
 
 ROOT = Path(__file__).parents[2]
 
@@ -172,6 +173,18 @@ def test_what_is_not_ours_is_never_overwritten(tmp_path: Path, prepare: Any, mes
     with pytest.raises(UserError, match=message):
         make(tmp_path / "out")
     assert names(tmp_path) == before
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder in which none can be made")
+def test_output_where_no_folder_can_be_made() -> None:
+    """/proc says that one may write there."""
+    with pytest.raises(UserError, match=r"/proc.*: cannot (make|write into) this folder"):
+        make(Path("/proc/out"))
+    with (
+        pytest.raises(UserError, match=r"/proc.*: cannot (make|write into) this folder"),
+        SharedWorkspace("/proc/out", "numbers", config={}, inputs={}),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("name", [".", "", "/"])

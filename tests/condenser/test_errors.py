@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from condenser.errors import UserError, nearest, sample
+from condenser.errors import UserError, first_line, nearest, sample
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,23 @@ def test_survives_the_way_between_processes() -> None:
     error = copy.copy(UserError("is empty", "a.tsv:3", "fill it"))
     assert (error.what, error.where, error.hint) == ("is empty", "a.tsv:3", "fill it")
     assert str(error) == "a.tsv:3: is empty (fill it)"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("\n one \n two"), "one"),
+        (
+            ValueError("Validation error for field 'x':\n    TypeError: text"),
+            "Validation error for field 'x': TypeError: text",
+        ),
+        (KeyError("gelu_odd"), "no 'gelu_odd' is known here"),
+        (ValueError(), "ValueError"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_the_line_of_a_foreign_error_that_says_something(error: Exception, line: str) -> None:
+    assert first_line(error) == line
 
 
 def test_nearest() -> None:
