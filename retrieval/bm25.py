@@ -76,6 +76,7 @@ class Bm25Index:
         """
         if not k1 >= 0 or not 0 <= b <= 1:
             raise UserError(f"k1 is {k1} and b is {b}, expected k1 >= 0 and b between 0 and 1")
+        source = passages if isinstance(passages, Collection) else None
         if isinstance(passages, Collection):
             passages = passages.passages()
         ids: list[str] = []
@@ -89,7 +90,10 @@ class Bm25Index:
         if not ids:
             raise UserError("no passages to search")
         if not vocabulary:
-            raise UserError(f"none of the {len(ids):,} passages has a word to search for")
+            raise UserError(
+                f"none of the {len(ids):,} passages has a word to search for: they are empty or of stop words",
+                None if source is None else source.folder,
+            )
         order = sorted(range(len(ids)), key=lambda row: ids[row].encode(), reverse=True)
         index = bm25s.BM25(method="lucene", k1=k1, b=b, backend="numpy", csc_backend="numpy")
         index.index(([rows[row] for row in order], vocabulary), create_empty_token=False, show_progress=False)
@@ -209,6 +213,8 @@ def search_index(options: Bm25SearchOptions) -> Path:
         raise UserError("give --queries or --collection")
     if options.index is None and options.collection is None:
         raise UserError("give --index, or the --collection whose passages are searched")
+    if options.format != "auto" and options.collection is None:
+        raise UserError("--format goes with --collection")
     if options.queries is not None and options.split is not None:
         raise UserError("--split chooses queries of a collection, but --queries is given")
     if options.queries is not None and options.index is not None and options.collection is not None:

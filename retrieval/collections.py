@@ -39,6 +39,8 @@ def open_collection(name_or_path: str | Path, format: str = "auto", *, skip_bad:
         hint = f"did you mean {close}?" if close else f"formats: {', '.join(formats)}"
         raise UserError(f"unknown format {format!r}", hint=hint)
     prefix, _, rest = wanted.partition(":")
+    if not wanted:
+        raise UserError("collection has no name", hint="give a folder, a file or the name of an embedded collection")
     if format == "auto" and rest and prefix in formats and not Path(wanted).exists():
         wanted, format = rest, prefix
     known = _embedded_names()

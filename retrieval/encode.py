@@ -256,6 +256,8 @@ def _device(name: str) -> str:
 def _open_source(options: EncodeOptions) -> _Source:
     if (options.input is None) == (options.collection is None):
         raise UserError("give one of --input and --collection")
+    if options.format != "auto" and options.collection is None:
+        raise UserError("--format goes with --collection")
     if options.split is not None and (options.collection is None or options.kind != "query"):
         raise UserError("--split goes with --collection and --kind query")
     skip_bad = options.skip_bad

@@ -84,7 +84,11 @@ def new_index(recipe: Recipe, dimension: int, count: int, folder: Path) -> Any:
                 getattr(part, name).cp.min_points_per_centroid = 1
     if recipe.ef_construction is not None:
         _set_ef_construction(index, recipe.ef_construction, factory)
-    check_memory(index_bytes(index, count), available_memory(), factory)
+    try:
+        needed = index_bytes(index, count)
+    except RuntimeError as error:  # a kind that does not know the size of its codes: NSG, or one with ids of its own
+        raise UserError(f"{refusal}: {faiss_reason(error)}", hint=_EXAMPLES) from None
+    check_memory(needed, available_memory(), factory)
     return index
 
 

@@ -211,6 +211,8 @@ class Index:
         """Return k, lowered to the number of passages with one line; raise UserError when it is below 1."""
         if k < 1:
             raise UserError(f"k is {k}, expected 1 or more")
+        if not len(self):
+            raise UserError("all passages of this index are deleted: there is nothing to search", self.folder)
         if k > len(self):
             say(f"k lowered from {k:,} to the {len(self):,} passages there are")
         return min(k, len(self))
@@ -346,8 +348,12 @@ def build_index(options: IndexOptions) -> Path:
     flat = options.factory == FLAT
     if flat and options.ef_construction is not None:
         raise UserError("--ef_construction does not apply to a Flat index")
+    if options.float16 and options.device == "cpu":
+        raise UserError("--float16 is for GPUs, --device is cpu", hint="leave it out, or give --device cuda")
     recipe = recipe_of(vars(options), options.device)
     faiss_index = None if flat else new_index(recipe, vectors.facts["dimension"], len(vectors.ids), vectors.folder)
+    if options.training_size is not None and (faiss_index is None or faiss_index.is_trained):
+        raise UserError(f"--training_size does not apply to a {options.factory} index, which is not trained")
     with Workspace(
         options.output, "index", config=result_config(options), inputs={"vectors_files": fingerprint(vectors.folder)}
     ) as workspace:

@@ -36,6 +36,7 @@ _FACTS = {
     "encoder": str,
     "encoder_fingerprint": str,
     "max_norm": float,
+    "metric": str,
     "parts": list,
     "sources": list,
     "generation": int,
@@ -128,6 +129,8 @@ def _check_facts(manifest: dict[str, Any], folder: Path) -> None:
     for part in facts["parts"]:
         if not (isinstance(part, list) and len(part) == 2 and type(part[0]) is int and part[1] in (None, *STORES)):
             raise UserError(f"parts has {part!r}, expected a number and a type of vectors", folder / MANIFEST)
+    if facts["factory"] != FLAT and not facts.get("faiss"):
+        raise UserError(f"faiss is {facts.get('faiss')!r}, expected the file of the index", folder / MANIFEST)
     for name in ("faiss", "deleted"):
         if facts.get(name) and facts[name] not in manifest["files"]:
             raise UserError(f"{name} is {facts[name]!r}, which is no file of this index", folder / MANIFEST)

@@ -89,7 +89,10 @@ class FinetuneOptions(Options):
         "default: as the encoder says, else cls",
     )
     projection: int | None = option(
-        None, "a linear layer to this many numbers after pooling; default: as the encoder says, else none", minimum=1
+        None,
+        "a linear layer to this many numbers after pooling; default: as the encoder says, else none",
+        minimum=1,
+        maximum=2**16,
     )
     normalize: bool | None = option(
         None, "scale vectors to length 1 (cosine); default: as the encoder says, else false"
@@ -327,9 +330,11 @@ class PlanOptions(Options):
     k: int = option(100, "hits per query", minimum=1)
     recall: float = option(0.95, "share of the exact best k that an approximate index must find", above=0, maximum=1)
     searches: int = option(100_000, "queries in the index's life: its building time is set against them", minimum=1)
-    memory: float | None = option(None, "GiB of memory to plan for; default: what is free here", above=0)
+    memory: float | None = option(
+        None, "GiB of memory to plan for; default: what is free here", above=0, maximum=1_000_000_000
+    )
     gpu_memory: float | None = option(
-        None, "GiB free on a GPU to plan for; default: what is free on those here", above=0
+        None, "GiB free on a GPU to plan for; default: what is free on those here", above=0, maximum=1_000_000_000
     )
     tune: str | None = option(None, "index to tune: the cheapest nprobe, ef_search and k_factor that reach --recall")
     queries: str | None = option(
@@ -362,7 +367,7 @@ class SearchOptions(Options):
         0, "first passages that a query moves towards before it searches again (Rocchio); 0: none", minimum=0
     )
     feedback_weight: float = option(
-        0.25, "with --feedback: weight of their mean vector, beside the query's with 1", minimum=0
+        0.25, "with --feedback: weight of their mean vector, beside the query's with 1", minimum=0, maximum=1_000_000
     )
     backend: Literal["auto", "numpy", "faiss", "torch"] = option(
         "auto", "what multiplies in exact search; the run is the same"

@@ -42,6 +42,9 @@ def plan(options: PlanOptions) -> str:
     if len(given) != 1:
         found = " and ".join(f"--{name}" for name in given) or "none of them"
         raise UserError(f"give one of --passages (with --dim), --vectors and --tune, found {found}")
+    for name in ("dim", "memory", "gpu_memory"):
+        if options.tune is not None and getattr(options, name) is not None:
+            raise UserError(f"--{name} does not go with --tune, which measures an index that is there")
     if options.tune is not None:
         from retrieval.tune import tune
 

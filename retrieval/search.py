@@ -59,6 +59,10 @@ def search(options: SearchOptions) -> Path:
         raise UserError("give one of --queries and --collection")
     if options.split is not None and options.collection is None:
         raise UserError("--split goes with --collection")
+    if not options.feedback and options.feedback_weight != SearchOptions.feedback_weight:
+        raise UserError("--feedback_weight goes with --feedback")
+    if options.float16 and options.device == "cpu":
+        raise UserError("--float16 is for GPUs, --device is cpu", hint="leave it out")
     made_by: dict[str, Any] = {}
     # The rows are made while the file is open: an output that cannot be written is found before the work.
     write_run(options.output, _rows(options, made_by))

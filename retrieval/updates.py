@@ -127,7 +127,7 @@ class _Change:
         self._said.append(f"{len(known):,} deleted")
 
     def add(self, vectors: Vectors, replace: bool) -> None:
-        check_same_space(self._facts, vectors.facts)
+        check_same_space(self._facts, vectors.facts, "vectors to add")
         known = [name for name in vectors.ids if name in self._rows]
         if known and not replace:
             raise UserError(
@@ -166,7 +166,7 @@ class _Change:
         if self._deleted:
             with atomic_write_bytes(self.folder / facts["deleted"]) as stream:
                 np.save(stream, np.array(sorted(self._deleted), dtype=np.int64), allow_pickle=False)
-        files = {name for name in (facts["deleted"], facts["faiss"]) if name}
+        files = {name for name in (facts["deleted"], facts.get("faiss")) if name}
         for number, store in self._parts:
             files |= {file(self.folder, number).name for file in _part_files(store)}
         fault_point("index-files-written")

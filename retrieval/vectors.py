@@ -271,18 +271,25 @@ def refuse_strangers(folder: Path, expected: set[str]) -> None:
         raise UserError(f"holds {sample(strangers)}, which does not belong to these vectors", folder, "move it away")
 
 
-def check_same_space(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+def check_same_space(ours: Mapping[str, Any], theirs: Mapping[str, Any], what: str = "queries") -> None:
     """Compare what made two sets of vectors, by their facts.
+
+    Args:
+        ours: facts of an index.
+        theirs: facts of what is to meet it.
+        what: how messages call the latter.
 
     Raises:
         UserError: they come from different encoders or settings; both values and both encoders' paths are named.
     """
     for name in SPACE:
         if ours.get(name) != theirs.get(name):
+            made_by = ours.get("encoder_fingerprint")
+            shortened = name == "dimension" and made_by is not None and made_by == theirs.get("encoder_fingerprint")
             raise UserError(
                 f"{name.replace('_', ' ')} is {ours.get(name)!r} in the index (encoder {ours.get('encoder')}) "
-                f"but {theirs.get(name)!r} in the queries (encoder {theirs.get('encoder')})",
-                hint="index and queries need the same encoder",
+                f"but {theirs.get(name)!r} in the {what} (encoder {theirs.get('encoder')})",
+                hint="encode both with the same --dim" if shortened else f"index and {what} need the same encoder",
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,8 @@ def _rows(path: str, roles: Mapping[str, str], config: str | None) -> tuple[dict
 def _load(name: str, config: str | None) -> dict[str, Any]:
     import datasets
 
-    path = Path(name)
+    path, level = Path(name), datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # what it logs of a bad file, its error says too
     try:
         if (path / "state.json").is_file():
             return {"train": datasets.load_from_disk(name)}
@@ -162,6 +164,8 @@ def _load(name: str, config: str | None) -> dict[str, Any]:
         raise
     except Exception as error:  # what the library raises depends on the data's kind and on the network
         raise UserError(f"cannot read this data set: {first_line(error)}", name) from None
+    finally:
+        datasets.logging.set_verbosity(level)
 
 
 def _as_text(path: Path) -> dict[str, Any]:

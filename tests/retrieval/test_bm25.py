@@ -210,6 +210,7 @@ def test_indexes_that_are_refused(
     [
         ([], "give --queries or --collection"),
         (["--queries", "q.tsv"], "give --index, or the --collection whose passages are searched"),
+        (["--index", "i", "--queries", "q", "--format", "beir"], "--format goes with --collection"),
         (["--collection", "c", "--queries", "q", "--split", "dev"], "--split chooses queries of a collection, but --q"),
         (["--collection", "c", "--queries", "q", "--index", "i"], "with --index, give one of --queries and --collect"),
     ],

@@ -119,6 +119,11 @@ def test_unknown_name(name: str, hint: str, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == line
 
 
+def test_a_name_of_no_letters() -> None:
+    with pytest.raises(UserError, match="collection has no name"):
+        open_collection("")
+
+
 def test_unknown_split(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     output = tmp_path / "run.trec"
     assert main(["bm25", "--collection", "nq-qed", "--split", "tests", "--output", str(output)]) == 2

@@ -240,6 +240,7 @@ def test_a_broken_model_stops_the_run_by_the_text_id(options: EncodeOptions, tmp
         ({"input": None}, "give one of --input and --collection"),
         ({"collection": "medquad"}, "give one of --input and --collection"),
         ({"split": "test"}, "--split goes with --collection and --kind query"),
+        ({"format": "beir"}, "--format goes with --collection"),
         ({"shard_size": 0}, "--shard_size is 0, expected 1 or more"),
         ({"batch_tokens": 0}, "--batch_tokens is 0, expected 1 or more"),
         ({"max_length": 2}, "passage_max_length is 2, expected more than the 2 special tokens"),

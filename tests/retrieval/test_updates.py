@@ -160,7 +160,9 @@ def test_what_cannot_be_done_is_refused(
         update(UpdateOptions(index=str(folder), compact=True, replace=True))
     with pytest.raises(UserError, match=r"none of the 2 ids to delete is in this index: 'x', 'y'"):
         change_index(folder, delete=["x", "y"])
-    with pytest.raises(UserError, match=r"encoder fingerprint is 'aaaa' in the index .* but 'bbbb' in the queries"):
+    with pytest.raises(
+        UserError, match=r"encoder fingerprint is 'aaaa' in the index .* but 'bbbb' in the vectors to add"
+    ):
         change_index(folder, add=make_vectors(matrix[:2], ["a", "b"], name="other", encoder_fingerprint="bbbb"))
     with pytest.raises(UserError, match="id 'a' stands twice"):
         change_index(folder, add=make_vectors(matrix[:2], ["a", "a"], name="twice"))
@@ -230,4 +232,21 @@ def test_a_list_of_deleted_rows_that_is_damaged_is_refused(build: Callable[..., 
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["files"][file.name]["bytes"] == file.stat().st_size
     with pytest.raises(UserError, match=r"deleted-00001.npy: holds something else than numbers of rows"):
+        Index.load(folder)
+
+
+def test_an_index_without_passages_says_so(build: Callable[..., Path], matrix: np.ndarray) -> None:
+    folder = build(matrix)
+    change_index(folder, delete=[f"p{row}" for row in range(len(matrix))])
+    with pytest.raises(UserError, match="all passages of this index are deleted: there is nothing to search"):
+        load(folder).search(matrix[:1], 5)
+
+
+@pytest.mark.parametrize("name", ["faiss", "metric"])
+def test_facts_that_an_index_needs_are_asked_for(build: Callable[..., Path], matrix: np.ndarray, name: str) -> None:
+    folder = build(matrix, factory="HNSW4")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["facts"][name]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=f"{name} is None, expected"):
         Index.load(folder)

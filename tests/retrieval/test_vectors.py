@@ -217,4 +217,9 @@ def test_vectors_of_different_encoders_do_not_meet() -> None:
     )
     with pytest.raises(UserError, match=r"pooling is 'cls' in the index .* but 'mean' in the queries"):
         check_same_space(index, index | {"pooling": "mean"})
+    with pytest.raises(UserError, match=r"dimension is 32 in the index .* \(encode both with the same --dim\)"):
+        same = {"encoder_fingerprint": "ab12"}
+        check_same_space(index | same, index | same | {"dimension": 8})
+    with pytest.raises(UserError, match="but 8 in the vectors to add"):
+        check_same_space(index, index | {"dimension": 8}, "vectors to add")
     check_same_space(index, index | {"encoder": "/another/copy"})
