@@ -22,7 +22,7 @@ _TILE_ROWS = 1024
 _PANEL = 1 << 16  # inner products looked at together: they should not leave the cache
 _FEW_QUERIES = 4  # for fewer, FAISS's own loops beat any matrix product
 _FAISS_ROWS = 1 << 16
-_PAIRS_AT_ONCE = 128
+_PAIRS_AT_ONCE = 128  # scored again; neither should their vectors
 _THIN_OUT_AT = 4
 _SAMPLE_EVERY = 8  # of so many panels, one
 
