@@ -374,6 +374,23 @@ def damage(folder: Path, name: str, entry: Mapping[str, Any], *, verify: bool) -
     return None
 
 
+def refuse_overwriting(output: str | Path, *inputs: str | Path | None) -> None:
+    """Refuse an output that is one of the files that are read, or that lies in a finished folder that is read.
+
+    Raises:
+        UserError: such an output; nothing that does not exist is one.
+    """
+    output = Path(output)
+    for given in inputs:
+        source = Path(given) if given else None
+        if source is None or not source.exists():
+            continue
+        if source.is_file() and output.exists() and os.path.samefile(source, output):
+            raise UserError("is read, and would be written over", output, "choose another --output")
+        if (source / MANIFEST).is_file() and output.resolve().is_relative_to(source.resolve()):
+            raise UserError(f"lies in {source}, which is read", output, "choose another --output")
+
+
 def fingerprint(path: str | Path) -> str:
     """Return a short digest of what a file or folder contains.
 

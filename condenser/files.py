@@ -294,7 +294,11 @@ def atomic_write_bytes(path: str | Path) -> Iterator[BinaryIO]:
     prepare_parent(path)
     draft = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        with draft.open("wb") as stream:
+        try:
+            opened = draft.open("wb")
+        except FileNotFoundError:  # what says that one may write there and means it not, such as /proc
+            raise UserError("cannot write into this folder", path.parent) from None
+        with opened as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import Stemmer
 
-from condenser.artifacts import Workspace, fingerprint, load_manifest, result_config
+from condenser.artifacts import Workspace, fingerprint, load_manifest, refuse_overwriting, result_config
 from condenser.errors import UserError, first_line
 from condenser.files import atomic_write_bytes, existing_file, write_json
 from condenser.talk import Meter, say, track
@@ -219,6 +219,7 @@ def search_index(options: Bm25SearchOptions) -> Path:
         raise UserError("--split chooses queries of a collection, but --queries is given")
     if options.queries is not None and options.index is not None and options.collection is not None:
         raise UserError("with --index, give one of --queries and --collection")
+    refuse_overwriting(options.output, options.index, options.queries, options.collection)
     made_by: dict[str, Any] = {}
     # The rows are made while the file is open: an output that cannot be written is found before the work.
     write_run(options.output, _rows(options, made_by), tag="bm25")

@@ -220,6 +220,8 @@ def _check_given(options_class: type, values: dict[str, Any]) -> None:
     for field in dataclasses.fields(options_class):
         if _is_required(field) and values[field.name] in (None, []):
             raise UserError(f"--{field.name} is missing: {field.metadata['help']}")
+        if isinstance(values[field.name], str) and "\0" in values[field.name]:
+            raise UserError(f"--{_option_name(field)} holds a NUL character", hint="write it as text without one")
         hint = hints[field.name]
         if values[field.name] is None and type(None) not in typing.get_args(hint):
             raise UserError(f"--{_option_name(field)} is null, expected {_in_words(hint)}")
@@ -313,8 +315,8 @@ def _explain(message: str, hints: dict[str, Any], positional: tuple[str, ...] = 
     missing = re.search(r"File does not exist: '(.*)'", message)
     if missing:
         return UserError("no such file", missing.group(1))
-    if "object does not support item assignment" in message:
-        return UserError("--config gives text to an option that takes a list", hint="write [one, two]")
+    if re.search("object does not support item assignment|object is not iterable", message):
+        return UserError("--config gives one value to an option that takes a list", hint="write [one, two]")
     if re.match("Unexpected config|Problems parsing config", message):
         return UserError(f"--config holds no YAML mapping of options: {' '.join(message.split())}")
     return UserError(" ".join(message.removeprefix("argument ").replace("Parser key", "option").split()))

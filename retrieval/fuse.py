@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from condenser.artifacts import fingerprint
+from condenser.artifacts import fingerprint, refuse_overwriting
 from condenser.errors import UserError, sample
 from condenser.files import write_json
 from condenser.talk import Meter, say
@@ -71,6 +71,13 @@ def fuse(options: FuseOptions) -> Path:
     chooses = options.fit is not None or options.collection is not None
     if chooses and options.weights:
         raise UserError("--weights are given, and judgements to choose them on too", hint="leave one of them out")
+    if options.method != "rrf" and options.rrf_k != FuseOptions.rrf_k:
+        raise UserError(f"--rrf_k goes with --method rrf, --method is {options.method}")
+    if options.collection is None and options.split != FuseOptions.split:
+        raise UserError("--split goes with --collection")
+    if not chooses and options.metric != FuseOptions.metric:
+        raise UserError("--metric goes with --fit or --collection, on which weights are chosen")
+    refuse_overwriting(options.output, options.fit, *options.runs)
     weights = list(options.weights) or [1.0] * len(options.runs)
     _check_weights(weights, len(options.runs))
     parse_metric(options.metric)

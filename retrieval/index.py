@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from condenser.artifacts import Workspace, fingerprint, result_config
+from condenser.artifacts import Workspace, fingerprint, refuse_overwriting, result_config
 from condenser.errors import UserError
 from condenser.talk import say
 from retrieval.exact import Backend, ExactVectors, Store, longest
@@ -345,6 +345,7 @@ def build_index(options: IndexOptions) -> Path:
             know or that does not suit dimension or count, more memory needed than there is.
     """
     vectors = passage_vectors(options.vectors)
+    refuse_overwriting(options.output, vectors.folder)
     flat = options.factory == FLAT
     if flat and options.ef_construction is not None:
         raise UserError("--ef_construction does not apply to a Flat index")

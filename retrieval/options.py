@@ -202,7 +202,7 @@ class FuseOptions(Options):
         "rrf", "rrf: sum of 1 / (rrf_k + rank); minmax, zscore: sum of scores, normalised for each query"
     )
     rrf_k: float = option(60.0, "with rrf: how little the first ranks stand out", minimum=0)
-    weights: list[float] = option([], "one for each run; default: all equal", minimum=0)
+    weights: list[float] = option([], "one for each run; default: all equal", minimum=0, maximum=1_000_000)
     fit: str | None = option(None, "choose the weights on these judgements (TREC, MS MARCO or BEIR columns)")
     collection: str | None = option(None, "choose the weights on judgements of this collection")
     split: Split = option("dev", "with --collection: whose judgements")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from condenser.artifacts import fingerprint
+from condenser.artifacts import fingerprint, refuse_overwriting
 from condenser.errors import UserError
 from condenser.files import existing_file, write_json
 from condenser.hub import local_folder
@@ -63,6 +63,7 @@ def search(options: SearchOptions) -> Path:
         raise UserError("--feedback_weight goes with --feedback")
     if options.float16 and options.device == "cpu":
         raise UserError("--float16 is for GPUs, --device is cpu", hint="leave it out")
+    refuse_overwriting(options.output, options.index, options.queries)
     made_by: dict[str, Any] = {}
     # The rows are made while the file is open: an output that cannot be written is found before the work.
     write_run(options.output, _rows(options, made_by))

@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 from condenser import artifacts
-from condenser.artifacts import Workspace, describe_difference, fingerprint, identity, load_manifest, result_config
+from condenser.artifacts import (
+    Workspace,
+    describe_difference,
+    fingerprint,
+    identity,
+    load_manifest,
+    refuse_overwriting,
+    result_config,
+)
 from condenser.errors import UserError
 from condenser.options import option, output
 from condenser.sharing import SharedWorkspace
@@ -328,6 +336,19 @@ def test_manifest_that_points_outside_is_refused(tmp_path: Path, name: str) -> N
     edit(folder, files={name: {"bytes": 4, "sha256": "0"}})
     with pytest.raises(UserError, match=r"manifest\.json: manifest lists .*, which lies outside the folder"):
         load_manifest(folder)
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "run.trec").touch()
+    (tmp_path / "link.trec").symlink_to("run.trec")
+    (tmp_path / "plain").mkdir()
+    folder = make(tmp_path / "vectors")
+    with pytest.raises(UserError, match=r"link\.trec: is read, and would be written over"):
+        refuse_overwriting(tmp_path / "link.trec", None, tmp_path / "gone", tmp_path / "run.trec")
+    for name in ("", "manifest.json", "new/index"):
+        with pytest.raises(UserError, match=r"lies in .*vectors, which is read"):
+            refuse_overwriting(folder / name, folder)
+    refuse_overwriting(tmp_path / "plain/run.trec", tmp_path / "plain", tmp_path / "run.trec")
 
 
 def test_a_pipe_has_no_fingerprint(tmp_path: Path) -> None:

@@ -102,9 +102,21 @@ def test_a_name_that_no_disk_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(["evaluate", "--run", "x", "--qrels", "a" * 300], capsys).endswith(": File name too long")
 
 
+def test_a_nul_in_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text('collection: a\noutput: "a\\0b"\n')
+    line = "--output holds a NUL character (write it as text without one)"
+    assert answer(["bm25", "--config", str(tmp_path / "c.yaml")], capsys) == line
+
+
+def test_a_number_for_a_list_in_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text("weights: 3\n")
+    line = "--config gives one value to an option that takes a list (write [one, two])"
+    assert answer(["finetune", "--config", str(tmp_path / "c.yaml")], capsys) == line
+
+
 def test_text_for_a_list_in_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text("metrics: MRR@10\n")
-    line = "--config gives text to an option that takes a list (write [one, two])"
+    line = "--config gives one value to an option that takes a list (write [one, two])"
     assert answer(["evaluate", "--config", str(tmp_path / "c.yaml")], capsys) == line
 
 

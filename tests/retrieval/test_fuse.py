@@ -199,7 +199,16 @@ def test_any_format_in_and_out(runs: list[str], tmp_path: Path) -> None:
         (["{one}"], "found 1 run, expected two or more to fuse"),
         (["{one}", "{two}", "--weights", "1"], "found 1 --weights for 2 runs, expected one for each"),
         (["{one}", "{two}", "--weights", "0", "0"], "--weights are all 0, expected one above 0"),
-        (["{one}", "{two}", "--weights", "1", "-1"], "--weights is -1.0, expected 0 or more"),
+        (["{one}", "{two}", "--weights", "1", "-1"], "--weights is -1.0, expected 0 to 1000000"),
+        (
+            ["{one}", "{two}", "--method", "minmax", "--rrf_k", "3"],
+            "--rrf_k goes with --method rrf, --method is minmax",
+        ),
+        (["{one}", "{two}", "--split", "test"], "--split goes with --collection"),
+        (
+            ["{one}", "{two}", "--metric", "MAP"],
+            "--metric goes with --fit or --collection, on which weights are chosen",
+        ),
         (
             ["{one}", "{two}", "--weights", "1", "1", "--fit", "{qrels}"],
             "--weights are given, and judgements to choose them on too (leave one of them out)",
@@ -245,3 +254,11 @@ def test_a_score_that_is_not_finite_has_no_place_in_a_sum(runs: list[str], tmp_p
     (tmp_path / "huge.trec").write_text("q1 Q0 a 1 1e300 x\n")
     with pytest.raises(UserError, match=r"huge.trec: query 'q1': a score is not finite"):
         read_ranked(tmp_path / "huge.trec")
+
+
+def test_a_run_that_is_read_is_not_written_over(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path(runs[0]).read_bytes()
+    assert main(["fuse", *runs, "--output", runs[0]]) == 2
+    line = f"condenser: error: {runs[0]}: is read, and would be written over (choose another --output)"
+    assert capsys.readouterr().err.splitlines() == [line]
+    assert Path(runs[0]).read_bytes() == before
