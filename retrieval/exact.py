@@ -252,8 +252,19 @@ def _multiply(block: np.ndarray, columns: np.ndarray, tile: int, out: np.ndarray
 
 
 def longest(blocks: Iterator[np.ndarray]) -> float:
-    """Return the length of the longest vector in blocks of them; 0 when there is none."""
-    return max((float(np.sqrt(np.einsum("nd,nd->n", block, block).max(initial=0))) for block in blocks), default=0.0)
+    """Return the length of the longest vector in blocks of them; 0 when there is none.
+
+    Raises:
+        UserError: a vector with a number that is not finite: it would hide its passage, and others behind it.
+    """
+    found, rows = 0.0, 0
+    for block in blocks:
+        squares = np.einsum("nd,nd->n", block, block)
+        bad = np.flatnonzero(~np.isfinite(squares))
+        if len(bad):
+            raise UserError(f"the vector in row {rows + bad[0]:,} is not finite", hint="make the vectors anew")
+        found, rows = max(found, float(squares.max(initial=0))), rows + len(block)
+    return float(np.sqrt(found))
 
 
 def _gpu_if_there() -> str:

@@ -167,3 +167,11 @@ def test_memory_does_not_grow_with_the_number_of_shards(tmp_path: Path, make_vec
         peaks[shard_size], found[shard_size] = int(done.stdout), np.load(output)
     assert 0 < peaks[2000] < 1.2 * peaks[80_000]
     np.testing.assert_array_equal(found[2000], found[80_000])
+
+
+def test_a_vector_that_is_not_finite_is_refused() -> None:
+    """Case R20: one in a folder that was edited after it was made."""
+    vectors = np.ones((5, 3), np.float32)
+    vectors[3, 1] = np.nan
+    with pytest.raises(UserError, match="the vector in row 3 is not finite"):
+        ExactVectors([Matrix(vectors[:2]), Matrix(vectors[2:])], 3).rounding(np.ones((1, 3), np.float32))
