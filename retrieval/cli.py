@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from condenser.errors import UserError, nearest
 
 _DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_SPACE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATH_FAULTS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 
 
@@ -120,13 +121,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in _DISK_FAULTS:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        print(f"condenser: error: {place}{error.strerror}{_free_space(error.filename)}", file=sys.stderr)
+        print(f"condenser: error: {place}{error.strerror}{_free_space(error)}", file=sys.stderr)
         return 1
 
 
-def _free_space(place: object) -> str:
-    """Say how much is free where a write failed, if that can be told."""
-    if not isinstance(place, str | os.PathLike):
+def _free_space(error: OSError) -> str:
+    """Say how much is free where a write failed for want of space, if that can be told."""
+    place = error.filename
+    if error.errno not in _SPACE_FAULTS or not isinstance(place, str | os.PathLike):
         return ""
     folder = next((parent for parent in Path(place).absolute().parents if parent.is_dir()), None)
     return f" ({shutil.disk_usage(folder).free / 2**30:,.1f} GiB free there)" if folder else ""

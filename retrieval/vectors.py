@@ -253,6 +253,8 @@ def open_array(file: Path) -> np.ndarray:
     """Memory-map a ``.npy`` file; raise UserError for one that is damaged, of another format or of objects."""
     try:
         array: np.ndarray = np.load(existing_file(file), mmap_mode="r", allow_pickle=False)
+    except PermissionError:
+        raise
     except (ValueError, OSError, EOFError) as error:
         raise UserError(f"is not a whole .npy matrix ({error})", file) from None
     return array

@@ -175,6 +175,11 @@ def fail_with(error: BaseException) -> Any:
             1,
             "condenser: error: /x/y: No space left on device (0.5 GiB free there)\n",
         ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/x/y"),
+            1,
+            "condenser: error: /x/y: Permission denied\n",  # how much is free has nothing to do with it
+        ),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "condenser: error: No space left on device\n"),
     ],
 )
