@@ -161,11 +161,13 @@ def _check(options: FinetuneOptions) -> None:
 
 
 def _check_files(options: FinetuneOptions) -> None:
-    """Refuse files of negatives and scores that nothing would be done with."""
+    """Refuse negatives and scores that nothing would be done with."""
     if options.negatives_file and options.loss in _TEACHERS:
         raise UserError(f"--negatives_file does not go with --loss {options.loss}: --scores_file names its negatives")
     if options.negatives_file and not options.negatives:
         raise UserError("--negatives_file needs --negatives: how many of them a query brings")
+    if options.negatives_pool is not None and not options.negatives:
+        raise UserError("--negatives_pool needs --negatives: how many of the pool a query brings")
     if options.scores_file and options.loss not in _TEACHERS:
         raise UserError(f"--scores_file does not go with --loss {options.loss}", hint=f"losses: {', '.join(_TEACHERS)}")
     if (options.negatives_file or options.scores_file) and len(options.collection) > 1:

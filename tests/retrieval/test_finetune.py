@@ -226,6 +226,7 @@ def test_two_processes_equal_one(collection: Path, tiny_bert: Path, tmp_path: Pa
         ({"mixed_precision": "fp16"}, "--mixed_precision fp16 needs a GPU"),
         ({"weights": [1.0, 2.0]}, "--weights gives 2 numbers for 1 collections"),
         ({"graph_memory": 1.0}, "--graph_memory goes with --cache_tokens"),
+        ({"negatives_pool": 3}, "--negatives_pool needs --negatives"),
         ({"matryoshka": [8, 32]}, "--matryoshka 32 is not below the 32 numbers of the vectors"),
         ({"loss": "regression", "negatives": 1}, "--negatives does not go with --loss regression"),
         ({"loss": "kl"}, "--loss kl compares a positive with others that a teacher scored"),
