@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from condenser.artifacts import MANIFEST, Workspace, result_config
+from condenser.artifacts import Workspace, result_config
 from condenser.corpus.tokens import load_tokenizer
 from condenser.errors import UserError, first_line, sample
 from condenser.files import sha256_file
 from condenser.hub import local_folder
+from condenser.manifest import MANIFEST
 from condenser.models.backbone import load_backbone
 from condenser.models.condenser import HEAD_FILE, SETTINGS_FILE, CondenserModel, read_settings
 from condenser.options import ConvertOptions

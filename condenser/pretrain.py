@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from condenser.artifacts import Workspace, fingerprint, identity, result_config
+from condenser.artifacts import Workspace, result_config
 from condenser.corpus.batches import Frame, PretrainBatch, SpanBatches
 from condenser.corpus.corruption import masking_policy
 from condenser.corpus.tokens import TokenStore, load_tokenizer, require_words
 from condenser.errors import UserError
 from condenser.hub import local_folder
+from condenser.manifest import fingerprint, identity
 from condenser.models.backbone import Backbone, load_backbone, new_backbone
 from condenser.models.condenser import SETTINGS_FILE, CondenserModel, read_settings
 from condenser.options import PretrainOptions

@@ -15,10 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from condenser.artifacts import LOCK, MANIFEST, SCRATCH, STARTED, Workspace, damaged_files, read_manifest
+from condenser.artifacts import LOCK, STARTED, Workspace
 from condenser.errors import UserError, sample
 from condenser.faults import fault_point
 from condenser.files import dump_json, prepare_parent, read_json, sync_folder
+from condenser.manifest import MANIFEST, SCRATCH, damaged_files, read_manifest
 from condenser.talk import say
 
 _WITHDRAWN = f"{SCRATCH}/withdrawn.json"

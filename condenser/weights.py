@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from condenser.artifacts import MANIFEST, load_manifest
 from condenser.errors import UserError
 from condenser.files import existing_file, read_json
+from condenser.manifest import MANIFEST, load_manifest
 from condenser.talk import warn
 
 CONFIG = "config.json"

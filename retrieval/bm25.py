@@ -15,9 +15,10 @@ import numpy as np
 import orjson
 import Stemmer
 
-from condenser.artifacts import Workspace, fingerprint, load_manifest, refuse_overwriting, result_config
+from condenser.artifacts import Workspace, refuse_overwriting, result_config
 from condenser.errors import UserError, first_line
 from condenser.files import atomic_write_bytes, existing_file, write_json
+from condenser.manifest import fingerprint, load_manifest
 from condenser.talk import Meter, say, track
 from eval.runs import write_run
 from retrieval.collections import open_collection

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from condenser.artifacts import Workspace, fingerprint, result_config
+from condenser.artifacts import Workspace, result_config
 from condenser.errors import UserError
 from condenser.files import read_json
 from condenser.hub import local_folder
 from condenser.interop import convert
+from condenser.manifest import fingerprint
 from condenser.models.pooling import ENCODER_FILE
 from condenser.options import ConvertOptions
 from retrieval.encoder import Encoder

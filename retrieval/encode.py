@@ -10,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from condenser.artifacts import MANIFEST, fingerprint, result_config
+from condenser.artifacts import result_config
 from condenser.errors import UserError
 from condenser.files import existing_file
 from condenser.hub import local_folder
+from condenser.manifest import MANIFEST, fingerprint
 from condenser.sharing import SharedWorkspace
 from condenser.talk import Meter, say
 from retrieval.claims import Claims

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from condenser.artifacts import fingerprint
 from condenser.errors import UserError
 from condenser.files import atomic_write
 from condenser.hub import local_folder, position_limit
+from condenser.manifest import fingerprint
 from condenser.models.packed import PackedForward, packed_forward_of
 from condenser.models.pooling import pool_padded
 from retrieval.encoder_files import PASSAGE_TOWER, QUERY_TOWER, EncoderConfig, read_config, write_pair

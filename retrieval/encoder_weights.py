@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from condenser.artifacts import MANIFEST, load_manifest
 from condenser.errors import UserError, first_line
 from condenser.files import disk_faults, read_json
 from condenser.hub import quiet_transformers
+from condenser.manifest import MANIFEST, load_manifest
 from condenser.models.pooling import DENSE_FOLDER, IDENTITY
 from condenser.weights import CONFIG, WEIGHTS, check_shapes, check_weights
 from retrieval.encoder_files import (

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
-from condenser.artifacts import Workspace, fingerprint, identity, result_config
+from condenser.artifacts import Workspace, result_config
 from condenser.errors import UserError
 from condenser.files import existing_file, read_json
+from condenser.manifest import fingerprint, identity
 from condenser.pretrain import loop_settings
 from condenser.talk import say
 from condenser.training.distributed import rank, world_size

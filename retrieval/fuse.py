@@ -10,9 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from condenser.artifacts import fingerprint, refuse_overwriting
+from condenser.artifacts import refuse_overwriting
 from condenser.errors import UserError, sample
 from condenser.files import write_json
+from condenser.manifest import fingerprint
 from condenser.talk import Meter, say
 from eval.metrics import measure, parse_metric
 from eval.ranks import judged_ranks

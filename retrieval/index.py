@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from condenser.artifacts import Workspace, fingerprint, refuse_overwriting, result_config
+from condenser.artifacts import Workspace, refuse_overwriting, result_config
 from condenser.errors import UserError
+from condenser.manifest import fingerprint
 from condenser.talk import say
 from retrieval.exact import Backend, ExactVectors, Store, longest
 from retrieval.faiss_build import Recipe, fill_index, new_index

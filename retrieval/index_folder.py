@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from condenser.artifacts import MANIFEST, damage, fingerprint, read_manifest
 from condenser.errors import UserError, sample
 from condenser.files import atomic_write_bytes
+from condenser.manifest import MANIFEST, damage, fingerprint, read_manifest
 from retrieval.vectors import (
     STORES,
     Matrix,

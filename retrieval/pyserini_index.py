@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from condenser.artifacts import Workspace, fingerprint
+from condenser.artifacts import Workspace
 from condenser.errors import UserError
 from condenser.files import atomic_write, existing_file
+from condenser.manifest import fingerprint
 from retrieval.faiss_index import load_faiss, read_index, write_index
 from retrieval.own_vectors import import_vectors
 from retrieval.vectors import Vectors

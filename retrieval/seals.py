@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from condenser.artifacts import damage, describe_file
 from condenser.errors import UserError
 from condenser.faults import fault_point
 from condenser.files import read_json, write_json
+from condenser.manifest import damage, describe_file
 from retrieval.vectors import Store, shard_files
 
 

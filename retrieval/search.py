@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from condenser.artifacts import fingerprint, refuse_overwriting
+from condenser.artifacts import refuse_overwriting
 from condenser.errors import UserError
 from condenser.files import existing_file, write_json
 from condenser.hub import local_folder
+from condenser.manifest import fingerprint
 from condenser.talk import Meter, say
 from eval.runs import write_run
 from retrieval.collections import open_collection

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from condenser.artifacts import identity, plain
 from condenser.faults import fault_point
 from condenser.files import read_json, write_json
+from condenser.manifest import identity, plain
 from condenser.talk import clock, say
 from retrieval.cli import VERBS, load
 from retrieval.collections import open_collection

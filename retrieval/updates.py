@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from condenser.artifacts import read_manifest, revise_manifest
 from condenser.errors import UserError, sample
 from condenser.faults import fault_point
 from condenser.files import atomic_write_bytes, read_lines
+from condenser.manifest import read_manifest, revise_manifest
 from condenser.talk import say, warn
 from retrieval.exact import longest
 from retrieval.faiss_build import fill_index, new_index

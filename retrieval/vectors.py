@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 import orjson
 
-from condenser.artifacts import MANIFEST, damaged_files, read_manifest
 from condenser.errors import UserError, sample
 from condenser.faults import fault_point
 from condenser.files import atomic_write_bytes, existing_file
+from condenser.manifest import MANIFEST, damaged_files, read_manifest
 
 Store = Literal["float32", "float16", "int8"]
 STORES: tuple[Store, ...] = get_args(Store)

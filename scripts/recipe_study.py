@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from condenser.artifacts import identity
 from condenser.errors import UserError
 from condenser.files import read_json, write_json
 from condenser.hub import local_folder
+from condenser.manifest import identity
 from condenser.talk import say
 from eval.evaluation import evaluate
 from retrieval.collections import open_collection

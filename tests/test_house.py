@@ -22,10 +22,10 @@ MAY_IMPORT = {
     "eval": {"eval", "condenser"},
     "retrieval": {"retrieval", "eval", "condenser"},
 }
-EVAL_MAY_IMPORT = {f"condenser.{name}" for name in ("errors", "files", "artifacts", "talk", "options")}
+EVAL_MAY_IMPORT = {f"condenser.{name}" for name in ("errors", "files", "artifacts", "manifest", "talk", "options")}
 # Rooms of condenser in the order in which they may see each other: a room sees those on its own line and above.
 ROOMS = [
-    {"errors", "talk", "files", "artifacts", "sharing", "options", "hub", "weights", "faults"},
+    {"errors", "talk", "files", "artifacts", "manifest", "sharing", "options", "hub", "weights", "faults"},
     {"corpus"},
     {"models"},
     {"training", "decoding"},
@@ -34,7 +34,7 @@ ROOMS = [
 LIGHT = [
     *(package for package in PACKAGES),
     *(f"{package}.options" for package in PACKAGES),
-    *(f"condenser.{name}" for name in ("errors", "files", "artifacts", "talk", "hub", "weights")),
+    *(f"condenser.{name}" for name in ("errors", "files", "artifacts", "manifest", "talk", "hub", "weights")),
     *(f"eval.{file.stem}" for file in sorted((ROOT / "eval").glob("*.py")) if file.stem != "__init__"),
     *(f"retrieval.{name}" for name in ("check", "cli", "records", "readers", "collections")),
 ]

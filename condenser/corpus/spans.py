@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condenser.artifacts import Workspace, fingerprint, identity, result_config
+from condenser.artifacts import Workspace, result_config
 from condenser.corpus.cutting import Batch, Cutter, CuttingRules, SpanCounts
 from condenser.corpus.documents import Document, read_dataset, read_documents
 from condenser.corpus.parallel import map_in_order, usable_cpus
 from condenser.corpus.tokens import TokenStoreWriter, bare_tokenizer, load_tokenizer, require_words
 from condenser.errors import UserError
+from condenser.manifest import fingerprint, identity
 from condenser.options import SpansOptions
 from condenser.talk import Meter, say
 

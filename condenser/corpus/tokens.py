@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from condenser.artifacts import load_manifest
 from condenser.errors import UserError, first_line
 from condenser.files import existing_file
 from condenser.hub import local_folder
+from condenser.manifest import load_manifest
 
 if TYPE_CHECKING:
     import tokenizers

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from condenser.artifacts import load_manifest, seal_folder
+from condenser.artifacts import seal_folder
 from condenser.errors import RunFailed, UserError
 from condenser.faults import fault_point
 from condenser.files import disk_faults, read_json, write_json
+from condenser.manifest import load_manifest
 from condenser.talk import warn
 from condenser.training.distributed import gather_with_gradient, rank, world_size
 

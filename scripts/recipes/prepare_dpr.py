@@ -26,9 +26,10 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from condenser.artifacts import Workspace, fingerprint
+from condenser.artifacts import Workspace
 from condenser.errors import UserError
 from condenser.files import atomic_write, existing_file, read_lines
+from condenser.manifest import fingerprint
 from condenser.talk import say, track
 from retrieval.collections import open_collection
 

@@ -15,16 +15,9 @@ from typing import Any
 import pytest
 
 from condenser import artifacts
-from condenser.artifacts import (
-    Workspace,
-    describe_difference,
-    fingerprint,
-    identity,
-    load_manifest,
-    refuse_overwriting,
-    result_config,
-)
+from condenser.artifacts import Workspace, refuse_overwriting, result_config
 from condenser.errors import UserError
+from condenser.manifest import describe_difference, fingerprint, identity, load_manifest
 from condenser.options import option, output
 from condenser.sharing import SharedWorkspace
 

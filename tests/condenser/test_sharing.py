@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from condenser.artifacts import MANIFEST, Workspace, load_manifest
+from condenser.artifacts import Workspace
 from condenser.errors import UserError
 from condenser.faults import VARIABLE
+from condenser.manifest import MANIFEST, load_manifest
 from condenser.sharing import SharedWorkspace
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from condenser.artifacts import Workspace, describe_file, fingerprint
+from condenser.artifacts import Workspace
 from condenser.errors import UserError
+from condenser.manifest import describe_file, fingerprint
 from eval.runs import load_run
 from retrieval.bm25 import Bm25Index
 from retrieval.cli import main

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from condenser.artifacts import load_manifest
 from condenser.errors import UserError
+from condenser.manifest import load_manifest
 from retrieval import encode as encode_module
 from retrieval.cli import main
 from retrieval.encode import encode

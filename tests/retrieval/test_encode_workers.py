@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from condenser.artifacts import MANIFEST
 from condenser.errors import UserError
 from condenser.faults import VARIABLE
+from condenser.manifest import MANIFEST
 from retrieval import encode as encode_module
 from retrieval.claims import Claims
 from retrieval.encode import encode

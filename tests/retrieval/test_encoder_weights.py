@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer, DPRConfig, DPRContextEncoder, DPRQuestionEncoder, DPRReader
 
-from condenser.artifacts import write_manifest
 from condenser.errors import UserError
+from condenser.manifest import write_manifest
 from retrieval.encoder import Encoder
 from retrieval.records import Passage
 from retrieval.vectors import check_same_space

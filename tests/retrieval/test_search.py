@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from condenser.artifacts import load_manifest
 from condenser.errors import UserError
+from condenser.manifest import load_manifest
 from eval.runs import load_run
 from retrieval.cli import main
 from retrieval.encode import encode

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from condenser.artifacts import load_manifest
 from condenser.errors import UserError
+from condenser.manifest import load_manifest
 from retrieval.index import Index, build_index
 from retrieval.options import IndexOptions, UpdateOptions
 from retrieval.updates import change_index, update

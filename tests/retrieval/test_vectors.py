@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from condenser.artifacts import MANIFEST
 from condenser.errors import UserError
+from condenser.manifest import MANIFEST
 from retrieval.vectors import Shard, Store, Vectors, check_same_space, read_ids, read_shard, to_int8, write_shard
 
 MATRIX = np.arange(15, dtype=np.float32).reshape(5, 3)
