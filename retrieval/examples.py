@@ -271,6 +271,13 @@ class _Join:
                 folder,
                 "--drop_empty leaves them out" if kept else None,
             )
+        if self._absent_positives and not drop_empty:
+            raise UserError(
+                f"{len(self._absent_positives):,} judged positives of split {split!r} are not in the corpus: "
+                f"{sample(self._absent_positives, _SHOWN)}",
+                folder,
+                "are these the judgements of this corpus? --drop_empty trains without them",
+            )
 
     def tell(self, name: str, kept: int) -> None:
         """Warn of what is left out."""

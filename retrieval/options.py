@@ -79,7 +79,9 @@ class FinetuneOptions(Options):
     )
     negatives: int = option(0, "hard negatives per query, where the collection gives them", minimum=0)
     share_negatives: bool = option(True, "with several processes: each query meets the passages of all of them")
-    drop_empty: bool = option(False, "leave out, and count, queries without a positive in the corpus")
+    drop_empty: bool = option(
+        False, "leave out, and count, queries without a positive and positives that are not in the corpus"
+    )
     untied: bool | None = option(
         None, "a tower of its own for queries and for passages; default: as the encoder says, else false"
     )

@@ -102,9 +102,12 @@ def test_nothing_left_is_refused_whatever_is_asked(make: Any) -> None:
     assert "--drop_empty" not in str(caught.value)
 
 
-def test_positives_outside_the_corpus_are_counted(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_positives_outside_the_corpus_are_refused_or_counted(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Cases B7, R13."""
-    examples = read_examples(make({"q0": {"p0": 1, "d_gone": 1}, "q1": {"p1": 1}}), "train")
+    collection = make({"q0": {"p0": 1, "d_gone": 1}, "q1": {"p1": 1}})
+    with pytest.raises(UserError, match=r"1 judged positives of split 'train' are not in the corpus: 'd_gone'.*--drop"):
+        read_examples(collection, "train")
+    examples = read_examples(collection, "train", drop_empty=True)
     assert [example.positives for example in examples] == [("p0",), ("p1",)]
     assert ", train: left out 1 judged positives that are not in the corpus ('d_gone')" in capsys.readouterr().err
 
