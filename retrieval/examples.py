@@ -151,8 +151,9 @@ def read_examples(
 
     Raises:
         UserError: a query without a positive in the corpus that has a text or, with scores, without a score of a
-            positive and of another passage (unless ``drop_empty``); no query that can be trained on; hard
-            negatives of which none is in the corpus; no scores; a file of other queries.
+            positive and of another passage, or a positive outside the corpus (unless ``drop_empty``); no query
+            that can be trained on; hard negatives of which none is in the corpus; no scores; a file of other
+            queries.
     """
     qrels = collection.qrels(split)
     teacher = None
