@@ -90,7 +90,7 @@ def test_a_column_of_another_name_and_rows_without_ids(tmp_path: Path) -> None:
     [
         ("lines", {"column": "body"}, r"neither body nor spans \(found: id, title, text\) \(choose the text with"),
         ("lines", {"split": "dev"}, "cannot read split 'dev' of this data set: .*dev"),
-        ("saved-splits", {"split": "dev"}, "cannot read split 'dev' of this data set: 'dev'"),
+        ("saved-splits", {"split": "dev"}, "cannot read split 'dev' of this data set: no 'dev' is known here"),
         ("nowhere", {}, "nowhere: cannot read split 'train' of this data set: Couldn't find"),
         ("damaged", {}, "damaged: cannot read split 'train' of this data set"),
     ],
