@@ -113,3 +113,8 @@ def test_texts_are_pooled_apart(pooling: str) -> None:
     naive = {"cls": [p[0] for p in parts], "last": [p[-1] for p in parts], "mean": [p.mean(0) for p in parts]}
     pooled = pool_texts(states, torch.tensor([3, 1, 2]), pooling)
     torch.testing.assert_close(pooled, torch.stack(naive[pooling]))
+
+
+def test_means_in_half_precision_are_taken_in_full() -> None:
+    states = torch.full((1000, 2), 0.5, dtype=torch.bfloat16)
+    torch.testing.assert_close(pool_texts(states, torch.tensor([1000]), "mean"), torch.full((1, 2), 0.5))
