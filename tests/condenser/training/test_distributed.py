@@ -46,8 +46,8 @@ def join(number: int, place: str) -> Accelerator:
 def leave(accelerator: Accelerator) -> None:
     """End this process when both are done, without taking the group apart.
 
-    Its destructor waits for gloo's thread while it holds Python's lock, which that thread may still want: once in
-    some hundred times both wait for ever.
+    Its destructor waits for gloo's thread while it holds Python's lock, which that thread may still want: now and
+    then both wait for ever.
     """
     accelerator.wait_for_everyone()
     os._exit(0)
