@@ -367,6 +367,8 @@ def read_json(path: str | Path) -> dict[str, Any]:
     path = existing_file(path)
     try:
         value = orjson.loads(path.read_bytes())
+    except FileNotFoundError:  # another process took it away since the look
+        raise UserError("no such file", path) from None
     except orjson.JSONDecodeError as error:
         raise UserError(f"not valid JSON ({error.msg})", f"{path}:{error.lineno}") from None
     if not isinstance(value, dict):

@@ -210,3 +210,16 @@ def test_bytes_read_from_the_disk_are_told(tmp_path: Path, name: str) -> None:
     assert 0 < sum(told) < path.stat().st_size, "reading ahead is bounded"
     assert sum(1 for _ in lines) == 19_999
     assert sum(told) == path.stat().st_size
+
+
+def test_json_that_another_process_removes_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look and the reading; workers of one folder break each other's seals so."""
+
+    def look_and_lose(path: Path) -> Path:
+        path.unlink()
+        return path
+
+    write_json(tmp_path / "seal.json", {})
+    monkeypatch.setattr(files, "existing_file", look_and_lose)
+    with pytest.raises(UserError, match=r"seal\.json: no such file"):
+        read_json(tmp_path / "seal.json")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from condenser.errors import UserError
 from condenser.faults import VARIABLE
@@ -33,6 +34,15 @@ WORDS = "river bank money water fish heart blood cell disease treatment".split()
 SHARDS = 8
 
 Start = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """OpenMP's threads do not come along into a process made by fork, which would wait for them for ever."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture()
@@ -313,7 +323,7 @@ def test_under_torchrun_all_ranks_share(options: EncodeOptions, straight: dict[s
     words += ["--output", options.output, "--device", "cpu"]
     done = subprocess.run(
         [sys.executable, *command, *words],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,
