@@ -17,7 +17,7 @@ from condenser.files import atomic_write
 from condenser.hub import local_folder, position_limit
 from condenser.manifest import fingerprint
 from condenser.models.packed import PackedForward, packed_forward_of
-from condenser.models.pooling import pool_padded
+from condenser.models.pooling import pool_padded, pool_texts
 from retrieval.encoder_files import PASSAGE_TOWER, QUERY_TOWER, EncoderConfig, read_config, write_pair
 from retrieval.encoder_weights import Tower, check_same, load_towers, save_tower, tokenizer_digest
 from retrieval.records import Passage
@@ -320,8 +320,7 @@ class Encoder(nn.Module):
     def _packed(self, forward: PackedForward, token_ids: Sequence[Sequence[int]], kind: Kind) -> Tensor:
         """Return what calling this encoder gives, from a forward pass without padding."""
         if self.config.pooling == "mean":
-            states, lengths = forward(token_ids)
-            pooled = torch.stack([text.mean(dim=0) for text in states.float().split(lengths.tolist())])
+            pooled = pool_texts(*forward(token_ids), "mean")
         else:
             pooled = forward(token_ids, "cls" if self.config.pooling == "cls" else "last")[0].float()
         return self.finish(pooled, kind)

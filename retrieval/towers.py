@@ -19,20 +19,16 @@ from condenser.models.condenser import at_least_float32
 from condenser.models.pooling import pool_texts
 from condenser.models.unpadded import prepare, states_of_texts
 from condenser.training.distributed import world_size
-from condenser.training.gradcache import RandomState, cache_gradients, surrogate
+from condenser.training.gradcache import cache_gradients, replay, represent, surrogate
 from condenser.training.steps import Step
 from retrieval.batches import PairBatch
 from retrieval.encoder import Encoder, Kind, batches_by_length
-
-LossOf = Callable[[Tensor, Tensor, PairBatch], Tensor]
-"""Vectors of the queries (n, d) and of the passages (m, d) and their batch, to a scalar."""
+from retrieval.losses import LossOf
 
 # Texts of like length go through a tower together. On a CPU the states of more tokens no longer fit its cache; a GPU
 # needs many to have all its parts at work.
 _FORWARD_TOKENS = {"cpu": 1024, "cuda": 65536}
-
-
-KINDS: tuple[Kind, ...] = ("query", "passage")
+_KINDS: tuple[Kind, ...] = ("query", "passage")
 
 
 class Chunk(NamedTuple):
@@ -64,7 +60,7 @@ class BiEncoder(nn.Module):
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
-        self._without_padding = all([prepare(encoder.tower(kind).model) for kind in KINDS])
+        self._without_padding = all([prepare(encoder.tower(kind).model) for kind in _KINDS])
 
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Return the vectors (n, d) of the chunks' texts, one chunk after the other, with gradients."""
@@ -133,31 +129,34 @@ def cached_step(loss_of: LossOf, cache_tokens: int, graph_bytes: int = 0) -> Ste
             last = 2 if untied else 1
             units = [*units[:-last], [chunk for unit in units[-last:] for chunk in unit]]
         graphs = _GraphMemory(graph_bytes)
-        states, outputs = [], []
+        kept: list[Tensor | None] = []
 
         def encode(unit: list[Chunk]) -> Tensor:
             return at_least_float32(model(unit))
 
-        for position, unit in enumerate(units):
-            states.append(RandomState([accelerator.device]))
+        def first_pass(numbered: tuple[int, list[Chunk]]) -> Tensor:
+            position, unit = numbered
             exchanges = world_size() > 1 and position == len(units) - 1
-            with accelerator.no_sync(model), torch.no_grad():
-                outputs.append(
+            with accelerator.no_sync(model):
+                vectors = (
                     encode(unit) if exchanges else graphs.forward(partial(encode, unit), sum(c.tokens for c in unit))
                 )
-        loss, gradients = cache_gradients(
-            lambda vectors: loss_of(*_in_order(vectors, chunks, batch), batch), [torch.cat(outputs)]
+            kept.append(vectors if vectors.requires_grad else None)
+            return vectors.detach()
+
+        def pull(numbered: tuple[int, list[Chunk]], gradient: Tensor) -> int:
+            position, unit = numbered
+            vectors, kept[position] = kept[position], None  # the graph goes now, not at the end of the step
+            vectors = encode(unit) if vectors is None else vectors
+            accelerator.backward(surrogate(vectors, gradient[: len(vectors)]))
+            return len(vectors)
+
+        in_order = list(enumerate(units))
+        vectors, states = represent(first_pass, in_order, [accelerator.device])
+        loss, (gradient,) = cache_gradients(
+            lambda vectors: loss_of(*_in_order(vectors, chunks, batch), batch), [vectors]
         )
-        parts = gradients[0].split([len(output) for output in outputs])
-        for position, (unit, part) in enumerate(zip(units, parts, strict=True)):
-            is_last = position == len(units) - 1
-            with nullcontext() if is_last else accelerator.no_sync(model):
-                vectors = outputs[position]
-                if not vectors.requires_grad:
-                    with states[position].restored():
-                        vectors = encode(unit)
-                accelerator.backward(surrogate(vectors, part))
-            outputs[position] = vectors.detach()  # the graph goes here, not at the end of the step
+        replay(in_order, states, gradient, pull, lambda last: nullcontext() if last else accelerator.no_sync(model))
         return {"contrastive": loss}
 
     return step

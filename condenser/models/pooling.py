@@ -98,7 +98,5 @@ def pool_texts(states: Tensor, lengths: Tensor, pooling: str) -> Tensor:
     if pooling == "last":
         return states[ends - 1]
     if states.dtype in (torch.float16, torch.bfloat16):
-        states = states.float()  # one by one in half precision, many small numbers would add up to too little
-    text_of_token = torch.repeat_interleave(torch.arange(len(lengths), device=states.device), lengths)
-    sums = states.new_zeros(len(lengths), states.shape[1]).index_add(0, text_of_token, states)
-    return sums / lengths[:, None]
+        states = states.float()  # a mean in half precision would be rounded to it
+    return torch.stack([text.mean(dim=0) for text in states.split(lengths.tolist())])
