@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +25,7 @@ from retrieval.formats.base import Collection
 from retrieval.lucene import LuceneIndex, write_lucene
 from retrieval.options import Bm25Engine, Bm25Fields, Bm25IndexOptions, Bm25Options, Bm25SearchOptions
 from retrieval.readers import read_queries
-from retrieval.records import Hit, Passage, Query
+from retrieval.records import Hit, Passage, Query, batched
 from retrieval.vectors import check_ids
 
 K1, B = 0.9, 0.4
@@ -83,8 +82,7 @@ class Bm25Index:
         ids: list[str] = []
         rows: list[list[int]] = []
         vocabulary: dict[str, int] = {}
-        stream = track(passages, "bm25 index", unit="passages")
-        while block := list(islice(stream, _PASSAGES_AT_ONCE)):
+        for block in batched(track(passages, "bm25 index", unit="passages"), _PASSAGES_AT_ONCE):
             ids += [passage.id for passage in block]
             for words in _words([_searched(passage, fields) for passage in block]):
                 rows.append([vocabulary.setdefault(word, len(vocabulary)) for word in words])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations, islice
-from typing import TypeVar
+from itertools import combinations
 
 import numpy as np
 
@@ -18,9 +16,7 @@ from retrieval.check_report import Finding, Level, report
 from retrieval.collections import Collection, open_collection
 from retrieval.options import CheckOptions
 from retrieval.passages import hash64
-from retrieval.records import Passage, ScoredPair
-
-Record = TypeVar("Record")
+from retrieval.records import Passage, ScoredPair, batched, folded
 
 _RECORDS_AT_ONCE = 1024
 _SHOWN = 3
@@ -152,7 +148,7 @@ def _read_split(collection: Collection, name: str) -> Split:
 
 
 def _read_queries(collection: Collection, ruler: Ruler, queries: Queries) -> None:
-    for block in _blocks(collection.queries()):
+    for block in batched(collection.queries(), _RECORDS_AT_ONCE):
         for query in block:
             queries.texts[query.id] = hash64(_normalised(query.text))
             if query.is_blank:
@@ -162,7 +158,7 @@ def _read_queries(collection: Collection, ruler: Ruler, queries: Queries) -> Non
 
 def _read_passages(collection: Collection, ruler: Ruler, corpus: Corpus) -> None:
     hashes = array("Q")
-    for block in _blocks(track(collection.passages(), "check", unit="passages")):
+    for block in batched(track(collection.passages(), "check", unit="passages"), _RECORDS_AT_ONCE):
         corpus.count += len(block)
         for passage in block:
             corpus.missing.discard(passage.id)
@@ -300,12 +296,6 @@ def _finding(kind: str, split: str | None, ids: list[str], what: str, level: Lev
     return Finding(level, kind, split, len(ids), ids[:_SHOWN], text)
 
 
-def _blocks(records: Iterable[Record]) -> Iterator[list[Record]]:
-    rest = iter(records)
-    while block := list(islice(rest, _RECORDS_AT_ONCE)):
-        yield block
-
-
 def _text(passage: Passage) -> str:
     """Return what an encoder reads of a passage, whatever the blanks between the words."""
     return " ".join(f"{passage.title} {passage.text}".split())
@@ -313,4 +303,4 @@ def _text(passage: Passage) -> str:
 
 def _normalised(text: str) -> str:
     """Return a query as people would call it the same: letters of one case, single blanks, no mark at the end."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(" .?!")
+    return folded(text).rstrip(" .?!")

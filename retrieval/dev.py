@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +14,7 @@ from eval.evaluation import evaluate
 from eval.runs import RunArrays
 from eval.sts import correlate
 from retrieval.collections import Collection
-from retrieval.records import Passage
+from retrieval.records import Passage, batched
 
 if TYPE_CHECKING:
     from retrieval.encoder import Encoder
@@ -101,9 +100,8 @@ class DevSearch:
         return RunArrays([query.id for query in self._queries], rows, scores, self._sorted_ids)
 
     def _blocks(self) -> Iterator[list[Passage]]:
-        passages = iter(self._collection.passages() if self._passages is None else self._passages)
-        while block := list(islice(passages, _PASSAGES_AT_ONCE)):
-            yield block
+        passages = self._collection.passages() if self._passages is None else self._passages
+        return batched(passages, _PASSAGES_AT_ONCE)
 
 
 class DevPairs:

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from retrieval.claims import Claims
 from retrieval.collections import open_collection
 from retrieval.options import EncodeOptions
 from retrieval.readers import read_passages, read_queries
-from retrieval.records import Passage, Query
+from retrieval.records import Passage, Query, batched
 from retrieval.seals import Seals
 from retrieval.vectors import Shard, ids_file, read_ids, refuse_strangers, shard_files, write_shard
 
-Records = Iterator[Passage] | Iterator[Query]
+Records = Iterator[Passage | Query]
 
 _UNITS = {"passage": "passages", "query": "queries"}
 _ADOPTING, _PUBLISHING = "adopt", "publish"
@@ -150,7 +149,7 @@ class _Worker:
     def _make_shards(self, meter: Meter) -> int:
         """Go through the texts, make every shard that is neither done nor claimed, and return how many there are."""
         shards = self._blank = 0
-        for number, records in enumerate(_in_shards(self._source.read(), self._options.shard_size)):
+        for number, records in enumerate(batched(self._source.read(), self._options.shard_size)):
             shards = number + 1
             self._blank += sum(record.is_blank for record in records)
             part = f"{number:05d}"
@@ -276,11 +275,6 @@ def _open_source(options: EncodeOptions) -> _Source:
     file = existing_file(str(options.input))
     reader = read_passages if options.kind == "passage" else read_queries
     return _Source(str(file), lambda: reader(file, skip_bad=skip_bad), fingerprint(file))
-
-
-def _in_shards(records: Records, size: int) -> Iterator[list[Any]]:
-    while shard := list(islice(records, size)):
-        yield shard
 
 
 def _number(count: int, unit: str) -> str:

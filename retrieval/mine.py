@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,7 +18,7 @@ from condenser.talk import Meter, say
 from retrieval.collections import Collection, open_collection
 from retrieval.mining import Counts, Ranking, Rules, SameText, candidates_of, rankings_of
 from retrieval.options import EncodeOptions, MineOptions
-from retrieval.records import Passage, Query
+from retrieval.records import Passage, Query, batched
 
 if TYPE_CHECKING:
     from retrieval.bm25 import Bm25Index
@@ -138,8 +137,7 @@ class _Miner:
     def picks(self) -> Iterator[_Pick]:
         """Yield the queries that get negatives, in the order of the rankings."""
         judge = self._judge()
-        begun = self._begun()
-        while block := list(islice(begun, _QUERIES_AT_ONCE)):
+        for block in batched(self._begun(), _QUERIES_AT_ONCE):
             self._choose(block, judge)
             for pick in block:
                 if not pick.chosen:
@@ -227,8 +225,7 @@ class _Miner:
             return
         index: Bm25Index | Index = self._bm25() if options.encoder is None else self._encoded(options.encoder)
         depth = min(options.depth, len(index))
-        queries = iter(self.queries.values())
-        while block := list(islice(queries, _QUERIES_AT_ONCE)):
+        for block in batched(self.queries.values(), _QUERIES_AT_ONCE):
             found: Sequence[Sequence[Any]] = index.search([query.text for query in block], depth)
             for query, hits in zip(block, found, strict=True):
                 scores = np.array([hit.score for hit in hits], np.float32)

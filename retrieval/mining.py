@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 from condenser.errors import UserError, sample
 from eval.runs import read_rankings
 from retrieval.passages import hash64
-from retrieval.records import Passage
+from retrieval.records import Passage, folded
 
 # Ids of queries that a message shows.
 _SHOWN = 5
@@ -58,8 +57,7 @@ class SameText:
         ids, texts = array("Q"), array("Q")
         for passage in passages:
             ids.append(hash64(passage.id))
-            text = unicodedata.normalize("NFKC", passage.text or passage.title).casefold()
-            texts.append(hash64(" ".join(text.split())))
+            texts.append(hash64(folded(passage.text or passage.title)))
         order = np.argsort(np.frombuffer(ids, np.uint64), kind="stable")
         self._ids = np.frombuffer(ids, np.uint64)[order]
         self._texts = np.frombuffer(texts, np.uint64)[order]

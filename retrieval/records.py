@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import unicodedata
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+One = TypeVar("One")
 
 
 class Passage(NamedTuple):
@@ -53,3 +58,15 @@ class ScoredPair(NamedTuple):
     first: str
     second: str
     score: float
+
+
+def batched(records: Iterable[One], size: int) -> Iterator[list[One]]:
+    """Yield all records in their order, ``size`` at a time and the rest at the end (as Python 3.12's, but lists)."""
+    rest = iter(records)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def folded(text: str) -> str:
+    """Return a text without what does not change what it says: case, forms of letters (NFKC), blanks between words."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
