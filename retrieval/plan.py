@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from condenser.errors import UserError
+from condenser.manifest import read_manifest
 from condenser.talk import clock
 from eval.report import Report, Table
 from retrieval.faiss_build import available_memory
@@ -241,7 +242,7 @@ def _gpu_line(options: PlanOptions, task: Task) -> str | None:
 def _commands(options: PlanOptions, task: Task, structure: Structure) -> list[str]:
     vectors = "VECTORS" if options.vectors is None else shlex.quote(options.vectors)
     commands = []
-    stored = "" if options.vectors is None else Vectors.load(options.vectors).facts.get("dtype", "float32")
+    stored = "" if options.vectors is None else read_manifest(options.vectors)["facts"].get("dtype", "float32")
     if options.vectors is None or (structure.exact and stored != structure.store):
         encoder = "ENCODER" if options.encoder is None else shlex.quote(options.encoder)
         vectors = "VECTORS"
