@@ -136,23 +136,31 @@ class SpansOptions(Options):
 
 
 RandomTokens = Literal["ordinary", "all"]
-Objective = Literal["mlm", "condenser", "cocondenser"]
+Objective = Literal["mlm", "mlm_contrastive", "condenser", "cocondenser"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainOptions(Options):
-    """Pretrain an encoder on token spans: MLM, Condenser or coCondenser."""
+    """Pretrain an encoder on token spans: MLM or Condenser, with the contrastive loss (coCondenser) or without."""
 
-    objective: Objective = option("condenser", "what is learnt")
+    objective: Objective = option(
+        "condenser", "what is learnt; cocondenser and mlm_contrastive also tell two spans of a document from others"
+    )
     data: str = source("token store made by `condenser spans`")
     init: str | None = source("folder or hub name of the weights to start from", default=None)
     model_size: Literal["tiny", "mini"] | None = option(
         None, "start from random weights instead: tiny is 2 layers of 128, mini 4 of 256"
     )
     output: str = output("folder to write: opens in AutoModel and AutoModelForMaskedLM")
-    max_steps: int = required("optimiser steps", minimum=1)
+    max_steps: int | None = option(None, "optimiser steps", minimum=1)
+    epochs: float | None = option(
+        None,
+        "or passes over the spans (contrastive objectives: over the documents)",
+        above=0,
+        maximum=1_000_000,
+    )
     batch_size: int = option(
-        32, "spans per step (documents for cocondenser: two spans each), over all processes", minimum=1
+        32, "spans per step (contrastive objectives: documents, two spans each), over all processes", minimum=1
     )
     max_length: int | None = option(None, "cut spans to this many tokens; default: as stored", minimum=1, maximum=2**17)
     learning_rate: float = option(1e-4, "peak learning rate", minimum=0)
@@ -166,7 +174,9 @@ class PretrainOptions(Options):
     max_grad_norm: float = option(1.0, "gradient clipping by global norm", above=0)
     gradient_accumulation: int = option(1, "micro-batches per step; does not widen the contrastive batch", minimum=1)
     cache_chunk: int | None = option(
-        None, "cocondenser: spans per chunk of gradient caching; large batches in the memory of one chunk", minimum=1
+        None,
+        "contrastive objectives: spans per chunk of gradient caching; large batches in the memory of one chunk",
+        minimum=1,
     )
     mlm_probability: float = option(0.15, "share of tokens that are masked, in whole words", above=0, maximum=1)
     random_tokens: RandomTokens = option(

@@ -41,6 +41,7 @@ class ObjectiveKind:
 
 OBJECTIVES = {
     "mlm": ObjectiveKind(has_head=False, pairs=False),
+    "mlm_contrastive": ObjectiveKind(has_head=False, pairs=True),
     "condenser": ObjectiveKind(has_head=True, pairs=False),
     "cocondenser": ObjectiveKind(has_head=True, pairs=True),
 }
@@ -52,7 +53,7 @@ def masked_lm_objective(model: nn.Module, batch: PretrainBatch, *, share: float,
     return {name: loss * share for name, loss in out.losses.items()}
 
 
-def cocondenser_objective(
+def contrastive_objective(
     model: nn.Module, batch: PretrainBatch, *, share: float, fraction: float
 ) -> dict[str, Tensor]:
     """Masked-LM losses plus the contrastive loss over the spans of the micro-batch on all processes."""
@@ -73,15 +74,16 @@ def pretrain(options: PretrainOptions) -> Path:
         leaves ``OUTPUT.partial`` and goes on from its newest checkpoint.
 
     Raises:
-        UserError: no or two starts (--init, --model_size), options of a head that the objective lacks,
-            data of another vocabulary, lengths beyond the model's positions, or a batch the data cannot fill.
+        UserError: no or two starts (--init, --model_size) or lengths (--max_steps, --epochs), options of a
+            head that the objective lacks, data of another vocabulary, lengths beyond the model's positions,
+            or a batch the data cannot fill.
     """
     kind = OBJECTIVES[options.objective]
-    if (options.init is None) == (options.model_size is None):
-        raise UserError("give exactly one of --init and --model_size")
+    for one, other in (("init", "model_size"), ("max_steps", "epochs")):
+        if (getattr(options, one) is None) == (getattr(options, other) is None):
+            raise UserError(f"give exactly one of --{one} and --{other}")
     _check_head_options(options, kind)
-    settings = loop_settings(options)
-    accelerator = start_accelerator(settings)
+    accelerator = start_accelerator(loop_settings(options, max_steps=options.max_steps or 0))
     inputs = {"data": fingerprint(options.data)}
     if options.init is not None:
         inputs["init"] = identity(options.init)
@@ -96,16 +98,18 @@ def pretrain(options: PretrainOptions) -> Path:
         torch.manual_seed(options.seed)
         model, new_parameters = build_model(options, kind, store, tokenizer)
         batches = build_batches(options, kind, store, tokenizer, model.backbone)
+        steps = options.max_steps or max(1, round(float(options.epochs or 0) * batches.steps_per_epoch))
+        settings = loop_settings(options, max_steps=steps)
         if accelerator.is_main_process:
             say(
                 f"{options.objective}: {batches.describe()}; "
-                f"{options.max_steps:,} steps of {options.batch_size:,} "
-                f"({options.max_steps / batches.steps_per_epoch:.2f} epochs) on {accelerator.num_processes} processes"
+                f"{steps:,} steps of {options.batch_size:,} "
+                f"({steps / batches.steps_per_epoch:.2f} epochs) on {accelerator.num_processes} processes"
             )
         run_step = step_function(options, kind)
         train(model, run_step, batches, settings, accelerator, workspace, new_parameters=new_parameters)
         if accelerator.is_main_process:
-            _finish(workspace, model, tokenizer, options)
+            _finish(workspace, model, tokenizer, options, steps)
         accelerator.wait_for_everyone()
         return workspace.output
 
@@ -123,9 +127,11 @@ def step_function(options: PretrainOptions, kind: ObjectiveKind) -> Step:
         UserError: gradient caching without a contrastive loss, or together with accumulation.
     """
     if options.cache_chunk is None:
-        return accumulate(cocondenser_objective if kind.pairs else masked_lm_objective)
+        return accumulate(contrastive_objective if kind.pairs else masked_lm_objective)
     if not kind.pairs:
-        raise UserError(f"--cache_chunk is for cocondenser, {options.objective} has no loss over the whole batch")
+        raise UserError(
+            f"--cache_chunk is for contrastive objectives, {options.objective} has no loss over the whole batch"
+        )
     if options.gradient_accumulation > 1:
         raise UserError("--cache_chunk stands in the place of --gradient_accumulation", hint="give one of them")
     return cached(lambda cls, batch: span_contrastive_loss(cls[: batch.paired_rows]), options.cache_chunk)
@@ -262,7 +268,11 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _finish(
-    workspace: Workspace, model: CondenserModel, tokenizer: PreTrainedTokenizerBase, options: PretrainOptions
+    workspace: Workspace,
+    model: CondenserModel,
+    tokenizer: PreTrainedTokenizerBase,
+    options: PretrainOptions,
+    steps: int,
 ) -> None:
     model.save(workspace.path)
     tokenizer.save_pretrained(workspace.path)
@@ -270,9 +280,9 @@ def _finish(
         {
             "objective": options.objective,
             "init": options.init or options.model_size,
-            "steps": options.max_steps,
+            "steps": steps,
             "dimension": model.backbone.config.hidden_size,
             "tokenizer": fingerprint(Path(options.data) / "tokenizer"),
         }
     )
-    say(f"{options.objective}: {options.max_steps:,} steps done, saved to {workspace.output}")
+    say(f"{options.objective}: {steps:,} steps done, saved to {workspace.output}")

@@ -114,7 +114,7 @@ class SpanBatches:
         self.examples = len(store) if pairs else store.span_count
         if pairs and not self._has_two(np.arange(len(store))).any():
             raise UserError(
-                "holds no document with two spans, which cocondenser needs",
+                "holds no document with two spans, which contrastive objectives need",
                 store.folder,
                 "build the spans with a smaller --max_length, or pretrain with --objective condenser",
             )

@@ -53,9 +53,8 @@ def test_ranges(allowed: Range, inside: list[float], outside: list[float], words
 )
 def test_numbers_out_of_range_are_one_line(options: Any, values: dict[str, Any], line: str) -> None:
     needed = {field.name for field in dataclasses.fields(options) if field.default is dataclasses.MISSING}
-    given = {name: 1 if name == "max_steps" else "x" for name in needed}
     with pytest.raises(UserError) as caught:
-        options(**{**given, **values})
+        options(**{**dict.fromkeys(needed, "x"), **values})
     assert str(caught.value) == line
 
 

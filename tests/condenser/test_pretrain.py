@@ -48,6 +48,7 @@ def log_of(folder: Path) -> list[dict]:
     ("objective", "parts"),
     [
         ("mlm", {"late_mlm"}),
+        ("mlm_contrastive", {"late_mlm", "contrastive"}),
         ("condenser", {"late_mlm", "head_mlm"}),
         ("cocondenser", {"late_mlm", "head_mlm", "contrastive"}),
     ],
@@ -62,7 +63,7 @@ def test_each_objective_learns_and_logs_its_parts(
     assert all(line["loss"] == pytest.approx(sum(line[part] for part in parts)) for line in log)
     mean = [sum(line["loss"] for line in part) / 15 for part in (log[:15], log[-15:])]
     assert mean[1] < 0.9 * mean[0]
-    assert (folder / "condenser.json").exists() == (objective != "mlm")
+    assert (folder / "condenser.json").exists() == ("head_mlm" in parts)
     _, report = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     AutoModel.from_pretrained(folder, add_pooling_layer=False)
@@ -291,6 +292,8 @@ def test_another_number_of_processes_goes_on_with_the_same_batches(store: str, t
     [
         ({"init": None}, "exactly one of --init and --model_size"),
         ({"model_size": "tiny"}, "exactly one of --init and --model_size"),
+        ({"max_steps": None}, "exactly one of --max_steps and --epochs"),
+        ({"epochs": 1.0}, "exactly one of --max_steps and --epochs"),
         ({"objective": "mlm", "head_layers": 3}, "--head_layers is for objectives with a Condenser head, mlm has none"),
         ({"objective": "mlm", "late_mlm": False}, "--late_mlm is for objectives with a Condenser head"),
         ({"batch_size": 5000}, r"holds \d+ spans, one step needs 5,000"),
@@ -328,6 +331,14 @@ def test_random_weights_of_a_named_size(store: str, tmp_path: Path) -> None:
     )
     config = AutoModel.from_pretrained(folder, add_pooling_layer=False).config
     assert (config.num_hidden_layers, config.hidden_size) == (2, 128)
+
+
+def test_epochs_become_steps(store: str, tiny_bert: Path, tmp_path: Path) -> None:
+    """24 documents in steps of 4: one and a half times 6."""
+    options = options_for(store, tmp_path / "out", tiny_bert, objective="cocondenser", max_steps=None, epochs=1.5)
+    folder = pretrain(options)
+    assert [line["step"] for line in log_of(folder)] == list(range(1, 10))
+    assert json.loads((folder / "manifest.json").read_text())["facts"]["steps"] == 9
 
 
 def test_weights_without_a_masked_lm_head_start_one(

@@ -50,7 +50,10 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             ["bm25", "--output", "o"],
             "--collection is missing: a folder or file in a known format, or the name of an embedded collection",
         ),
-        (["pretrain", "--objective", "mml"], "--objective is 'mml', expected one of mlm, condenser, cocondenser"),
+        (
+            ["pretrain", "--objective", "mml"],
+            "--objective is 'mml', expected one of mlm, mlm_contrastive, condenser, cocondenser",
+        ),
         (["evaluate", "--metrics"], "--metrics: expected at least one argument"),
         (["finetune", "--max_steps", "1.5"], "--max_steps is '1.5', expected a whole number"),
         # An option of Tevatron's that misses its s, and a number that ran into the next option.

@@ -127,7 +127,7 @@ def test_what_is_used_in_part_is_said(store: TokenStore) -> None:
 def test_a_store_without_any_pair_is_refused(tmp_path: Path, tiny_bert: Path) -> None:
     """Case R19."""
     store = store_of(tmp_path, tiny_bert, [1] * 8)
-    with pytest.raises(UserError, match="store: holds no document with two spans, which cocondenser needs"):
+    with pytest.raises(UserError, match="store: holds no document with two spans, which contrastive objectives need"):
         batches_of(store)
     assert batches_of(store, pairs=False).examples == 8
 
