@@ -52,6 +52,8 @@ def convert(options: ConvertOptions) -> Path:
     """
     if (options.from_ is None) == (options.to is None):
         raise UserError("give exactly one of --from and --to")
+    if "pyserini" in (options.from_, options.to):
+        raise UserError("Pyserini's indexes hold vectors, not weights", hint="see retrieval.pyserini_index")
     if options.from_ != "reference" and (options.skip_from, options.late_mlm) != (None, None):
         raise UserError("--skip_from and --late_mlm are for --from reference; other folders say them themselves")
     folder = local_folder(options.model, also="*.bin")

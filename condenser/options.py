@@ -202,20 +202,27 @@ class PretrainOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions(Options):
-    """Weights from the reference Condenser code or from .bin files, and back to the reference; two encoders to one."""
+    """Weights and vectors from other toolkits, and back to theirs; two encoders to one."""
 
-    model: str = source("folder or hub name to read")
+    model: str = source("folder or hub name to read; --to pyserini: passages' vectors")
     passages: str | None = source(
         "encoder of the passages (folder or hub name), to make one with MODEL as the tower of the queries",
         default=None,
     )
-    from_: Literal["reference", "transformers"] | None = option(
-        None, "what wrote it: the reference Condenser code (with model.pt), or transformers (weights as .bin)"
+    from_: Literal["reference", "transformers", "pyserini"] | None = option(
+        None,
+        "what wrote it: the reference Condenser code (with model.pt), transformers (weights as .bin), or Pyserini "
+        "(a dense index: FAISS's file and docid)",
     )
-    to: Literal["reference"] | None = option(None, "write what the reference Condenser code loads")
+    to: Literal["reference", "pyserini"] | None = option(
+        None, "write what the reference Condenser code loads, or a dense index that Pyserini opens"
+    )
     output: str = output("folder to write")
     allow_pickle: bool = option(False, "open .bin and .pt files, as plain tensors", shapes_result=False)
     skip_from: int | None = option(
         None, "--from reference: layer whose token states the head sees; default: half the layers"
     )
     late_mlm: bool | None = option(None, "--from reference: trained with the last layer's MLM loss; default: yes")
+    made_by: str | None = option(
+        None, "--from pyserini: name of the encoder of the vectors; queries' vectors need the same"
+    )

@@ -1,4 +1,4 @@
-"""The verb ``convert`` as the command offers it: two published towers may become one encoder."""
+"""The verb ``convert`` as the command offers it: weights, two published towers to one encoder, Pyserini's vectors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from condenser.manifest import fingerprint
 from condenser.models.pooling import ENCODER_FILE
 from condenser.options import ConvertOptions
 from retrieval.encoder import Encoder
+from retrieval.pyserini_index import read_pyserini, write_pyserini
 
 _CARD = """---
 library_name: sentence-transformers
@@ -27,11 +28,16 @@ Queries are encoded by `{queries}`, passages by `{passages}`.
 
 
 def convert_or_join(options: ConvertOptions) -> Path:
-    """Run `convert`, or with ``--passages`` join two encoders into one with untied towers.
+    """Run `convert`, or with ``--passages`` join two encoders into one with untied towers; or convert vectors.
 
     Raises:
-        UserError: --passages beside --from or --to; and what `convert`, `Encoder.load` and `Encoder.join` raise.
+        UserError: --passages beside --from or --to, options of weights for vectors and the reverse; and what
+            `convert`, `Encoder.load`, `Encoder.join`, `read_pyserini` and `write_pyserini` raise.
     """
+    if "pyserini" in (options.from_, options.to):
+        return _convert_vectors(options)
+    if options.made_by is not None:
+        raise UserError("--made_by is for --from pyserini")
     if options.passages is None:
         return convert(options)
     if options.from_ or options.to:
@@ -47,6 +53,21 @@ def convert_or_join(options: ConvertOptions) -> Path:
         names = {"queries": Path(options.model).name, "passages": Path(options.passages).name}
         encoder.save(workspace.path, _CARD.format(**names))
         return workspace.commit({**read_json(workspace.path / ENCODER_FILE), "dimension": encoder.dimension})
+
+
+def _convert_vectors(options: ConvertOptions) -> Path:
+    if options.from_ and options.to:
+        raise UserError("give exactly one of --from and --to")
+    for name in ("passages", "skip_from", "late_mlm"):
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name} is for weights; Pyserini's indexes hold vectors")
+    if options.to:
+        if options.made_by is not None:
+            raise UserError("--made_by is for --from pyserini; these vectors say what made them", options.model)
+        return write_pyserini(options.model, options.output)
+    if options.made_by is None:
+        raise UserError("--made_by is missing: the encoder of these vectors", options.model)
+    return read_pyserini(options.model, options.output, made_by=options.made_by)
 
 
 def _open(folder: Path, converted: Path, options: ConvertOptions) -> Encoder:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from condenser.errors import UserError
+from retrieval.cli import main
 from retrieval.index import Index
 from retrieval.pyserini_index import read_pyserini, write_pyserini
 from retrieval.vectors import Vectors
@@ -88,3 +89,48 @@ def test_vectors_that_do_not_fit_are_not_written(make_vectors: MakeVectors, tmp_
     with pytest.raises(UserError, match=r"id 'a\\nb' does not survive a file of one id on each line"):
         write_pyserini(make_vectors(MATRIX[:1], ["a\nb"], name="odd"), tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()
+
+
+def test_the_command_there_and_back(
+    make_vectors: MakeVectors, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same bytes as at the start, and a second time there is nothing to do."""
+    given = make_vectors(MATRIX, IDS, shard_size=4)
+    there, back, again = (str(tmp_path / name) for name in ("theirs", "back", "again"))
+    steps = [
+        ["convert", "--to", "pyserini", str(given), "--output", there],
+        ["convert", "--from", "pyserini", there, "--made_by", "someone", "--output", back],
+        ["convert", "--to", "pyserini", back, "--output", again],
+    ]
+    for step in steps:
+        assert main(step) == 0
+        assert capsys.readouterr().out == f"{step[-1]}\n"
+        assert main(step) == 0
+        assert f"{step[-1]}: up to date\n" in capsys.readouterr().err
+    for name in ("index", "docid"):
+        assert (tmp_path / "theirs" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--from pyserini theirs", "theirs: --made_by is missing: the encoder of these vectors"),
+        ("--from pyserini theirs --made_by x --passages theirs", "--passages is for weights; Pyserini's indexes hold"),
+        ("--from pyserini theirs --made_by x --late_mlm no", "--late_mlm is for weights; Pyserini's indexes hold"),
+        ("--from pyserini theirs --made_by x --to reference", "give exactly one of --from and --to"),
+        ("--from transformers theirs --made_by x", "--made_by is for --from pyserini"),
+        ("--from pyserini nowhere --made_by x", "nowhere/docid: no such file"),
+        ("--to pyserini theirs", "theirs: no manifest.json here; expected a vectors folder"),
+        ("--to pyserini theirs --made_by x", "theirs: --made_by is for --from pyserini; these vectors say what made"),
+        ("--to pyserinni theirs", "--to is 'pyserinni', expected one of reference, pyserini"),
+    ],
+)
+def test_commands_that_are_refused(
+    words: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs(tmp_path / "theirs", "Flat")
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", *words.split(), "--output", "ours"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and line in said[0]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
