@@ -117,6 +117,12 @@ class SpansOptions(Options):
     train_tokenizer: int | None = option(
         None, "train a WordPiece tokenizer of this many entries on the input instead", minimum=6, maximum=10_000_000
     )
+    train_words: int | None = option(
+        None,
+        "take this many of the input's most frequent words for a vocabulary instead",
+        minimum=6,
+        maximum=10_000_000,
+    )
     max_length: int = option(128, "longest span in tokens, the special tokens included", minimum=1)
     min_tokens: int = option(8, "a shorter last span is dropped, unless it is the document's only one", minimum=1)
     titles: Titles = option("first", "a title is the document's first sentence, begins every span, or is dropped")

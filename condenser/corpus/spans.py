@@ -75,8 +75,8 @@ def build_spans(options: SpansOptions) -> Path:
 def _check(options: SpansOptions) -> None:
     if bool(options.input) == (options.dataset is not None):
         raise UserError("give one of --input (files of documents), --collection and --dataset")
-    if (options.tokenizer is None) == (options.train_tokenizer is None):
-        raise UserError("give exactly one of --tokenizer and --train_tokenizer")
+    if sum(one is not None for one in (options.tokenizer, options.train_tokenizer, options.train_words)) != 1:
+        raise UserError("give exactly one of --tokenizer, --train_tokenizer and --train_words")
 
 
 def _fingerprints(options: SpansOptions) -> dict[str, str]:
@@ -152,14 +152,17 @@ def _documents(options: SpansOptions, on_read: Callable[[int], None]) -> Iterato
 def _tokenizer(options: SpansOptions) -> PreTrainedTokenizerBase:
     if options.tokenizer is not None:
         return load_tokenizer(options.tokenizer)
-    from condenser.corpus.vocabulary import train_wordpiece
+    from condenser.corpus.vocabulary import train_wordpiece, train_words
 
-    with _meter("tokenizer", options, passes=2) as meter:
+    with _meter("tokenizer", options, passes=1 if options.train_words else 2) as meter:
         on_read = _megabytes(meter)
-        return train_wordpiece(
-            lambda: (text for document in _documents(options, on_read) for text in (document.title, *document.texts)),
-            options.train_tokenizer or 0,
-        )
+
+        def texts() -> Iterator[str]:
+            return (text for document in _documents(options, on_read) for text in (document.title, *document.texts))
+
+        if options.train_words is not None:
+            return train_words(texts, options.train_words)
+        return train_wordpiece(texts, options.train_tokenizer or 0)
 
 
 def _batched(documents: Iterable[Document], size: int) -> Iterator[Batch]:

@@ -197,6 +197,14 @@ class TokenStore:
         """Return a document's id in the source."""
         return str(self._names[document].as_py())
 
+    def joined(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return all tokens int32 (n,), the bounds of the documents int64 (len + 1,), and the number of words."""
+        tokens = np.concatenate(list(self._values()))
+        lengths = np.concatenate([np.diff(chunk.values.offsets.to_numpy()) for chunk in self._ids])
+        span_bounds = np.concatenate([[0], np.cumsum(lengths)])
+        words = sum(int(chunk.values.values.true_count) for chunk in self._starts)
+        return tokens, span_bounds[np.concatenate([[0], self._span_ends])], words
+
     def spans_longer_than(self, tokens: int) -> int:
         """Count the spans of more than ``tokens`` tokens."""
         return sum(int((np.diff(chunk.values.offsets.to_numpy()) > tokens).sum()) for chunk in self._ids)

@@ -1,10 +1,11 @@
-"""A WordPiece vocabulary learnt from the user's own text."""
+"""A vocabulary learnt from the user's own text: pieces of words, or whole words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from transformers import BertTokenizer, PreTrainedTokenizerBase
+from transformers import BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from condenser.errors import UserError
 
@@ -31,12 +32,45 @@ def train_wordpiece(texts: Callable[[], Iterable[str]], size: int) -> PreTrained
     return BertTokenizer(vocab=_train(texts(), size, _SPECIAL_TOKENS + letters), do_lower_case=True)
 
 
-def _train(texts: Iterable[str], size: int, first_tokens: list[str]) -> dict[str, int]:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+def train_words(texts: Callable[[], Iterable[str]], size: int) -> PreTrainedTokenizerBase:
+    """Make a lower-casing tokenizer of the most frequent words, with BERT's normalisation, word borders and frame.
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    Of words that are equally frequent the first in the alphabet is taken.
+
+    Args:
+        texts: starts reading the text to learn from; called once.
+        size: entries in the vocabulary, the five special tokens included; all other words become [UNK].
+
+    Raises:
+        UserError: ``size`` has no room for the special tokens.
+    """
+    if size <= len(_SPECIAL_TOKENS):
+        raise UserError(f"--train_words {size} is too small, expected more than {len(_SPECIAL_TOKENS)}")
+    from tokenizers import models, processors, trainers
+
+    engine = _bert_like(models.WordLevel(unk_token="[UNK]"))
+    trainer = trainers.WordLevelTrainer(vocab_size=size, special_tokens=_SPECIAL_TOKENS, show_progress=False)
+    engine.train_from_iterator(texts(), trainer)
+    cls, sep = ("[CLS]", engine.token_to_id("[CLS]")), ("[SEP]", engine.token_to_id("[SEP]"))
+    engine.post_processor = processors.BertProcessing(sep, cls)
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    return PreTrainedTokenizerFast(tokenizer_object=engine, **names)
+
+
+def _train(texts: Iterable[str], size: int, first_tokens: list[str]) -> dict[str, int]:
+    from tokenizers import models, trainers
+
+    engine = _bert_like(models.WordPiece(unk_token="[UNK]"))
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=first_tokens, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer.get_vocab()
+    engine.train_from_iterator(texts, trainer)
+    return engine.get_vocab()
+
+
+def _bert_like(model: Any) -> Any:
+    """Return a tokenizer's engine that normalises text and finds words as BERT does."""
+    from tokenizers import Tokenizer, normalizers, pre_tokenizers
+
+    engine = Tokenizer(model)
+    engine.normalizer = normalizers.BertNormalizer(lowercase=True)
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return engine

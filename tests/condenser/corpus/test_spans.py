@@ -138,7 +138,7 @@ def test_options_that_contradict_are_refused(tmp_path: Path, tiny_bert: Path) ->
     file = write_jsonl(tmp_path / "docs.jsonl", [{"_id": "a", "text": LONG}])
     base = {"input": [file], "output": str(tmp_path / "store")}
     for tokenizers in ({}, {"tokenizer": str(tiny_bert), "train_tokenizer": 80}):
-        with pytest.raises(UserError, match="exactly one of --tokenizer and --train_tokenizer"):
+        with pytest.raises(UserError, match="exactly one of --tokenizer, --train_tokenizer and --train_words"):
             build_spans(SpansOptions(**base, **tokenizers))
     with pytest.raises(UserError, match="--max_length 2 leaves no room for text beside 2 special tokens"):
         build_spans(SpansOptions(**base, tokenizer=str(tiny_bert), max_length=2))
