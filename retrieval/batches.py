@@ -15,6 +15,7 @@ from torch import Tensor
 from condenser.errors import UserError
 from condenser.talk import say, warn
 from condenser.training.distributed import rank as this_rank
+from condenser.training.steps import MicroBatch
 from retrieval.encoder import Encoder
 from retrieval.examples import Examples
 from retrieval.records import Passage, ScoredPair
@@ -74,8 +75,8 @@ class Batches(Protocol):
     """Queries, or pairs."""
     steps_per_epoch: int
 
-    def __call__(self, step: int) -> list[PairBatch]:
-        """Return the step's batch for this process, as the one micro-batch of the step."""
+    def __call__(self, step: int) -> Sequence[MicroBatch]:
+        """Return the step's micro-batches for this process; those of bi-encoders are one."""
         ...
 
     def names(self, step: int) -> list[str]:
@@ -83,7 +84,7 @@ class Batches(Protocol):
         ...
 
 
-class _Order:
+class Order:
     """Which examples a step takes: each once per epoch, in an order drawn anew each time.
 
     Examples left over at an epoch's end come in another one.
@@ -157,12 +158,12 @@ class PairBatches:
     ) -> None:
         if not negatives and any(examples.negative_scores.lengths()):
             raise UserError("--negatives 0 leaves a teacher nothing to compare", hint="--negatives 1 or more")
-        self._order = _Order(len(examples), batch_size, seed, rank, world)
+        self._order = Order(len(examples), batch_size, seed, rank, world)
         self._examples, self._passages, self._encoder = examples, passages, encoder
         self._negatives, self._seed = negatives, seed
         self.count, self.steps_per_epoch = len(examples), self._order.steps_per_epoch
         if negatives and rank == 0:
-            _tell_group(examples.name, examples.negatives.lengths(), negatives)
+            tell_group(examples.name, examples.negatives.lengths(), negatives)
 
     def __call__(self, step: int) -> list[PairBatch]:
         """Return the step's batch for this process, as the one micro-batch of the step."""
@@ -172,16 +173,10 @@ class PairBatches:
         rows: list[int] = []
         scores: list[float] = []
         for index in chosen:
-            rng = np.random.default_rng([self._seed, epoch, index])
-            positives, negatives = examples.positives[index], examples.negatives[index]
-            positive = int(rng.integers(len(positives)))
-            count = min(self._negatives, len(negatives))
-            others = rng.choice(len(negatives), count, replace=False).tolist()
             targets.append(len(rows))
-            rows += [positives[positive], *(negatives[i] for i in others)]
-            if positive_scores := examples.positive_scores[index]:
-                negative_scores = examples.negative_scores[index]
-                scores += [positive_scores[positive], *(negative_scores[i] for i in others)]
+            its_rows, its_scores = draw_group(examples, index, self._negatives, [self._seed, epoch, index])
+            rows += its_rows
+            scores += its_scores
         texts = [self._encoder.passage_text(self._passages[examples.passage_ids[row]]) for row in rows]
         return [
             PairBatch(
@@ -226,7 +221,7 @@ class ScoredPairBatches:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        self._order = _Order(len(pairs), batch_size, seed, rank, world)
+        self._order = Order(len(pairs), batch_size, seed, rank, world)
         self._pairs, self._encoder = pairs, encoder
         self.count, self.steps_per_epoch = len(pairs), self._order.steps_per_epoch
 
@@ -282,8 +277,8 @@ class MixedBatches:
         if this_rank() == 0:
             say("steps by collection: " + ", ".join(f"{n} {s:.1%}" for n, s in zip(names, shares, strict=True)))
 
-    def __call__(self, step: int) -> list[PairBatch]:
-        """Return the step's batch for this process, as the one micro-batch of the step."""
+    def __call__(self, step: int) -> Sequence[MicroBatch]:
+        """Return the step's micro-batches for this process."""
         part, its_step = self.place(step)
         return self._parts[part](its_step)
 
@@ -309,7 +304,23 @@ class MixedBatches:
         return rng.permutation(np.searchsorted(self._bounds, hundredths, side="right"))
 
 
-def _tell_group(name: str, given: np.ndarray, asked: int) -> None:
+def draw_group(examples: Examples, index: int, negatives: int, seed: list[int]) -> tuple[list[int], list[float]]:
+    """Return the rows of one of a query's positives and of some of its hard negatives, and a teacher's scores of them.
+
+    A query with fewer hard negatives than asked gives all it has; without a teacher there are no scores.
+    """
+    rng = np.random.default_rng(seed)
+    positives, others = examples.positives[index], examples.negatives[index]
+    positive = int(rng.integers(len(positives)))
+    chosen = rng.choice(len(others), min(negatives, len(others)), replace=False).tolist()
+    rows = [positives[positive], *(others[i] for i in chosen)]
+    if not (positive_scores := examples.positive_scores[index]):
+        return rows, []
+    negative_scores = examples.negative_scores[index]
+    return rows, [positive_scores[positive], *(negative_scores[i] for i in chosen)]
+
+
+def tell_group(name: str, given: np.ndarray, asked: int) -> None:
     """Say how many hard negatives a query brings along, whatever the data holds."""
     if not given.any():
         warn(f"{name}: no hard negatives for --negatives {asked}, so there are in-batch negatives only")

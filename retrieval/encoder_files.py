@@ -71,16 +71,20 @@ class EncoderConfig:
         return "cosine" if self.normalize else "dot"
 
     def passage_text(self, title: str, text: str, separator: str | None = None) -> str:
-        """Fill the template; an empty title leaves no leading blank and no separator."""
-        template = self.passage_template
-        if not title:
-            template = re.sub(r"\{title\}\s*(\{sep\})?", "", template).lstrip()
-        values = {"{title}": title, "{text}": text, "{sep}": separator or ""}
-        return re.sub(r"\{(title|text|sep)\}", lambda name: values[name.group()], template)
+        """Fill the template, see `fill_template`."""
+        return fill_template(self.passage_template, title, text, separator)
 
     def changed(self, overrides: Mapping[str, Any]) -> EncoderConfig:
         """Return a copy with the values of ``overrides`` that are not None."""
         return replace(self, **{name: value for name, value in overrides.items() if value is not None})
+
+
+def fill_template(template: str, title: str, text: str, separator: str | None = None) -> str:
+    """Join title and text by a template; an empty title leaves no leading blank and no separator."""
+    if not title:
+        template = re.sub(r"\{title\}\s*(\{sep\})?", "", template).lstrip()
+    values = {"{title}": title, "{text}": text, "{sep}": separator or ""}
+    return re.sub(r"\{(title|text|sep)\}", lambda name: values[name.group()], template)
 
 
 def check_folder(folder: Path) -> None:

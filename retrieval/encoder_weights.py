@@ -100,7 +100,7 @@ def load_tower(folder: Path) -> Tower:
         except Exception as error:  # what the libraries raise depends on where a file goes wrong
             raise UserError(f"cannot be loaded: {first_line(error)}", folder) from None
     check_shapes(info["mismatched_keys"], folder)
-    _check_keys(model, info, folder)
+    check_keys(model, info, folder)
     if not tokenizer.is_fast:
         raise UserError("tokenizer has no fast version (tokenizer.json)", folder)
     if asks_for_lower_case(folder) and tokenizer.tokenize("River") != tokenizer.tokenize("river"):
@@ -109,7 +109,7 @@ def load_tower(folder: Path) -> Tower:
     return Tower(model, tokenizer, head if dense is None else _load_dense(dense, model.config.hidden_size))
 
 
-def _check_keys(model: Any, info: dict[str, Any], folder: Path) -> None:
+def check_keys(model: Any, info: dict[str, Any], folder: Path) -> None:
     """Refuse weights that leave parts of the model at random, or that hold parts it does not have.
 
     Heads and poolers may be there: an encoder has no use for them.
@@ -136,7 +136,7 @@ def save_tower(folder: Path, tower: Tower, config: EncoderConfig, *, max_length:
     """Write a folder that AutoModel and SentenceTransformer open; the latter cuts all texts at ``max_length``."""
     with quiet_transformers(), disk_faults(folder):
         tower.model.save_pretrained(folder)
-        _plain(tower.tokenizer)
+        plain_core(tower.tokenizer)
         tower.tokenizer.save_pretrained(folder)
         if tower.head is not None:
             (folder / DENSE_FOLDER).mkdir(exist_ok=True)
@@ -148,10 +148,10 @@ def save_tower(folder: Path, tower: Tower, config: EncoderConfig, *, max_length:
 
 def tokenizer_digest(tokenizer: Any) -> str:
     """Return a digest of vocabulary and tokenization rules."""
-    return hashlib.sha256(_plain(tokenizer).to_str().encode()).hexdigest()[:16]
+    return hashlib.sha256(plain_core(tokenizer).to_str().encode()).hexdigest()[:16]
 
 
-def _plain(tokenizer: Any) -> Any:
+def plain_core(tokenizer: Any) -> Any:
     """Return a tokenizer's core without the truncation that a call leaves in it, which would be saved with it."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()

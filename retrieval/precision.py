@@ -9,7 +9,7 @@ from condenser.models.int8 import is_available
 from condenser.models.packed import packed_forward_of
 from retrieval.encoder import Encoder, Kind
 
-__all__ = ["set_precision"]
+__all__ = ["resolve_dtype", "set_precision"]
 
 
 def set_precision(encoder: Encoder, kind: Kind, dtype: str = "auto", quantize: str = "none") -> str:
@@ -42,9 +42,16 @@ def set_precision(encoder: Encoder, kind: Kind, dtype: str = "auto", quantize: s
             raise UserError(f"--quantize int8 does not know the model family {family!r}", encoder.source)
         encoder.quantized[kind] = packed
         return "int8"
+    dtype = resolve_dtype(dtype, encoder.device)
+    encoder.tower(kind).model.to(getattr(torch, dtype))
+    return dtype
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> str:
+    """Return the type that ``auto`` means on a device, else the type itself; UserError for half precision on a CPU."""
+    on_cpu = device.type == "cpu"
     if dtype == "auto":
-        dtype = "float32" if on_cpu or not torch.cuda.is_bf16_supported(including_emulation=False) else "bfloat16"
+        return "float32" if on_cpu or not torch.cuda.is_bf16_supported(including_emulation=False) else "bfloat16"
     if on_cpu and dtype != "float32":
         raise UserError(f"--dtype {dtype} is for GPUs; a CPU computes in float32", hint="leave --dtype out")
-    encoder.tower(kind).model.to(getattr(torch, dtype))
     return dtype

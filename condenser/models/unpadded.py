@@ -21,6 +21,8 @@ from transformers.masking_utils import sdpa_mask
 _NAME = "texts_in_a_row"
 # Families whose positions are given as an argument, and which hand what they do not know down to the attention.
 _FIRST_POSITION = {"bert": 0, "electra": 0, "distilbert": 0, "roberta": 1, "xlm-roberta": 1}
+# Of these, the families whose classifiers see nothing but the state of the first token, maybe through BERT's pooler.
+_CLASSIFIERS = ("bert", "electra", "roberta", "xlm-roberta")
 # Texts whose lengths differ by little attend together, padded: as many more scores are cheaper than more calls.
 _MOST_PADDING = 1.2
 
@@ -62,22 +64,60 @@ def prepare(model: nn.Module) -> bool:
     return True
 
 
-def states_of_texts(model: nn.Module, texts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def states_of_texts(
+    model: nn.Module,
+    texts: Sequence[Sequence[int]],
+    device: torch.device,
+    types: Sequence[Sequence[int]] | None = None,
+) -> Tensor:
     """Return the last hidden states (tokens, hidden) of texts, one text after the other, with gradients.
 
     Args:
         model: an encoder that `prepare` took.
         texts: token ids; the work is least when texts of like length are neighbours.
         device: where the model is.
+        types: the type of each token, where the model is to know which of two texts it stands in.
     """
     config: Any = model.config
     first = (config.pad_token_id + 1) * _FIRST_POSITION[config.model_type]
     lengths = [len(text) for text in texts]
     ids = torch.tensor([[token for text in texts for token in text]], device=device)
     positions = torch.cat([torch.arange(first, first + length) for length in lengths])[None].to(device)
+    given = (
+        {} if types is None else {"token_type_ids": torch.tensor([[one for row in types for one in row]]).to(device)}
+    )
     groups = _groups(lengths, device)
-    states: Tensor = model(input_ids=ids, position_ids=positions, text_groups=groups).last_hidden_state
+    states: Tensor = model(input_ids=ids, position_ids=positions, text_groups=groups, **given).last_hidden_state
     return states[0]
+
+
+def prepare_classifier(model: nn.Module) -> bool:
+    """Make a model for sequence classification ready for `classify_texts`; returns as `prepare` does."""
+    config: Any = model.config
+    return config.model_type in _CLASSIFIERS and prepare(model)
+
+
+def classify_texts(
+    model: nn.Module,
+    texts: Sequence[Sequence[int]],
+    device: torch.device,
+    types: Sequence[Sequence[int]] | None = None,
+) -> Tensor:
+    """Return the logits (n, labels) of texts, with gradients.
+
+    Args:
+        model: a ``...ForSequenceClassification`` that `prepare_classifier` took.
+        texts: see `states_of_texts`.
+        device: see `states_of_texts`.
+        types: see `states_of_texts`.
+    """
+    inside: Any = model
+    states = states_of_texts(inside.base_model, texts, device, types)
+    starts = torch.tensor([0, *accumulate(len(text) for text in texts[:-1])], device=device)
+    first = states[starts][:, None]  # what these families classify by, in a block of texts of one token
+    pooler = getattr(inside.base_model, "pooler", None)
+    logits: Tensor = inside.classifier(first if pooler is None else inside.dropout(pooler(first)))
+    return logits
 
 
 def _groups(lengths: Sequence[int], device: torch.device) -> list[_Group]:
