@@ -1,0 +1,189 @@
+"""Electric: an energy for each token of a text in one pass, learnt against words that a cloze model draws."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import ElectraForPreTraining
+
+from condenser.errors import UserError
+from condenser.files import disk_faults, read_json, write_json
+from condenser.hub import quiet_transformers
+from condenser.models.cloze import TwoTowerCloze
+from condenser.models.condenser import at_least_float32
+from condenser.models.pooling import record_cls
+from condenser.weights import check_whole
+
+NOISE_FILE = "noise_model.safetensors"
+SETTINGS_FILE = "electric.json"
+TOWER_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+RELEASED_LOG_RATIO = math.log(0.15 / 0.85)
+
+NoiseRatio = Literal["counts", "released"]
+LossOver = Literal["candidates", "attended"]
+
+
+class ElectricOutput(NamedTuple):
+    """What one forward pass yields.
+
+    Attributes:
+        losses: ``nce`` and ``noise_mle``, each the *sum* over its positions, so that any split of a batch adds up
+            to the whole.
+        noised_ids: (batch, length), what the energies were taken of.
+    """
+
+    losses: dict[str, Tensor]
+    noised_ids: Tensor
+
+
+class ElectricModel(nn.Module):
+    """An energy model and the noise model that it learns against (Clark et al. 2020, Electric, section 2).
+
+    A text's tokens between CLS and SEP are its candidates. Those that are marked are replaced by the noise model's
+    draws, all in one pass (algorithm 2); every replaced position is noise, even where the draw is the token that
+    stood there. The noise model learns from the likelihood of the text as it was, and nothing of the other loss
+    reaches it but through the embeddings, which the two share.
+
+    Args:
+        energy: its logit at a position is the energy E; exp(-E) is the token's probability there, up to a factor
+            that the training drives to one.
+        noise: over the energy model's own embedding block.
+        ratio: what a position's odds of being noise begin with: k / (n - k) by the row's own ``counts`` of n
+            candidates and k replaced ones, or .15 / .85 as in the ``released`` code.
+        over: positions of the loss: ``candidates``, or all ``attended`` ones, CLS and SEP too, as in the released code.
+    """
+
+    def __init__(
+        self,
+        energy: ElectraForPreTraining,
+        noise: TwoTowerCloze,
+        *,
+        ratio: NoiseRatio = "counts",
+        over: LossOver = "candidates",
+    ) -> None:
+        super().__init__()
+        self.energy: Any = energy
+        self.noise = noise
+        self.ratio = ratio
+        self.over = over
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, replaced: Tensor) -> ElectricOutput:
+        """Draw noise at the marked positions and return the losses.
+
+        Args:
+            input_ids: (batch, length), the text as it was, padded on the right.
+            attention_mask: (batch, length), 1 on tokens; None when no row is padded.
+            replaced: (batch, length) bool, True at the candidates to replace.
+        """
+        context = self.noise(input_ids, attention_mask)
+        drawn, log_q_drawn = self.noise.sample(context[replaced])
+        noised = input_ids.masked_scatter(replaced, drawn)
+        candidates = candidate_positions(input_ids, attention_mask)
+        scored = candidates if self.over == "candidates" else attended_positions(input_ids, attention_mask)
+        log_q_text = self.noise.log_likelihood(context[scored], input_ids[scored])
+        log_q = torch.zeros(input_ids.shape, dtype=log_q_text.dtype, device=input_ids.device)
+        log_q[scored] = log_q_text.detach()
+        log_q[replaced] = log_q_drawn
+        energy = at_least_float32(energies(self.energy, noised, attention_mask))
+        if self.ratio == "counts":
+            prior = noise_log_ratio(replaced, candidates).to(energy.dtype).expand_as(energy)
+        else:
+            prior = torch.full_like(energy, RELEASED_LOG_RATIO)
+        # a row with all or none of its candidates replaced has no such odds
+        usable = scored & prior.isfinite()
+        nce = nce_losses(energy[usable], log_q[usable], replaced[usable], prior[usable])
+        losses = {"nce": nce.sum(), "noise_mle": -log_q_text[candidates[scored]].sum()}
+        return ElectricOutput(losses, noised)
+
+    def save(self, folder: Path) -> None:
+        """Write the energy model as a clean folder, its pooling, and the noise model with its sizes beside it."""
+        with disk_faults(folder), quiet_transformers():
+            self.energy.save_pretrained(folder)
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.noise.own_tensors().items()}
+            save_file(tensors, folder / NOISE_FILE, metadata={"format": "pt"})
+        record_cls(folder, self.energy.config.hidden_size)
+        sizes = {name: getattr(self.noise.config, name) for name in TOWER_SIZES}
+        write_json(folder / SETTINGS_FILE, {"noise_model": sizes})
+
+
+def attended_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Return where tokens are, (batch, length) bool."""
+    if attention_mask is None:
+        return torch.ones(input_ids.shape, dtype=torch.bool, device=input_ids.device)
+    return attention_mask.bool()
+
+
+def candidate_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Return where the text's own tokens are, between the first token of a row and its last; (batch, length) bool."""
+    attended = attended_positions(input_ids, attention_mask)
+    has_next = nn.functional.pad(attended[:, 1:], (0, 1))
+    candidates = attended & has_next
+    candidates[:, 0] = False
+    return candidates
+
+
+def energies(energy: Any, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Return the energy (batch, length) of each token of texts (batch, length); the higher, the less likely."""
+    logits: Tensor = energy(input_ids=input_ids, attention_mask=attention_mask).logits
+    return logits
+
+
+def noise_log_ratio(replaced: Tensor, candidates: Tensor) -> Tensor:
+    """Return log(k / (n - k)) of each row's k replaced and n candidate positions, (batch, 1) float64."""
+    k = replaced.sum(dim=1, keepdim=True).double()
+    n = candidates.sum(dim=1, keepdim=True).double()
+    return k.log() - (n - k).log()
+
+
+def nce_losses(energy: Tensor, log_q: Tensor, replaced: Tensor, prior: Tensor | float) -> Tensor:
+    """Return each position's noise contrastive loss, in the shape of ``energy``.
+
+    The odds that a token is noise are k q / ((n - k) exp(-E)) (Electric, equation 4, for algorithm 2), and the loss
+    is the cross-entropy of that: over all candidates of a text it adds up to n - k times the mean over the data and
+    k times the mean over the noise.
+
+    Args:
+        energy: E of the tokens as they stand.
+        log_q: the noise model's log-probability of the tokens as they stand, given the text as it was.
+        replaced: bool, True where a draw from the noise model stands.
+        prior: log(k / (n - k)).
+    """
+    log_odds = energy + log_q + prior
+    return nn.functional.binary_cross_entropy_with_logits(log_odds, replaced.to(log_odds.dtype), reduction="none")
+
+
+def read_settings(folder: Path) -> dict[str, int]:
+    """Return the sizes of an Electric folder's noise model.
+
+    Raises:
+        UserError: no electric.json, or a size is missing or not a whole number.
+    """
+    file = folder / SETTINGS_FILE
+    stored = read_json(file).get("noise_model")
+    if not isinstance(stored, dict) or any(type(stored.get(name)) is not int for name in TOWER_SIZES):
+        raise UserError(f"noise_model is {stored!r}, expected whole numbers for {', '.join(TOWER_SIZES)}", file)
+    return {name: stored[name] for name in TOWER_SIZES}
+
+
+def load_noise(noise: TwoTowerCloze, folder: Path) -> None:
+    """Take the noise model's weights of an Electric folder.
+
+    Raises:
+        UserError: weights missing, damaged, or of other names or shapes than the sizes in electric.json.
+    """
+    file = folder / NOISE_FILE
+    check_whole(file)
+    tensors = load_file(file)
+    wanted = noise.own_tensors()
+    for name in sorted(wanted.keys() | tensors.keys()):
+        shapes = [tuple(one[name].shape) if name in one else None for one in (tensors, wanted)]
+        if shapes[0] != shapes[1]:
+            raise UserError(f"noise model has {name!r} of shape {shapes[0]}, {SETTINGS_FILE} says {shapes[1]}", file)
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(tensors[name])
