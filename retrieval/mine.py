@@ -207,7 +207,7 @@ class _Miner:
             waiting = [pick for pick in waiting if pick.rest and len(pick.chosen) < self._rules.n]
 
     def _score(self, judge: CrossEncoder, asked: Sequence[tuple[_Pick, str]]) -> None:
-        texts = [(pick.query.text, " ".join(filter(None, self.passage(one)[1:]))) for pick, one in asked]
+        texts = [(pick.query.text, judge.passage_text(self.passage(one))) for pick, one in asked]
         for (pick, one), score in zip(asked, judge.score(texts), strict=True):
             pick.scores[one] = score
 
@@ -216,7 +216,7 @@ class _Miner:
             return None
         from retrieval.cross_encoder import CrossEncoder
 
-        return CrossEncoder(self._options.cross_encoder, device=self._options.device)
+        return CrossEncoder.load(self._options.cross_encoder, device=self._options.device)
 
     def _rankings(self) -> Iterator[Ranking]:
         options = self._options
