@@ -87,7 +87,7 @@ def measure(store_folder: str, documents: int, chunk: int, steps: int) -> dict[s
 
     from condenser.corpus.tokens import TokenStore, load_tokenizer
     from condenser.options import PretrainOptions
-    from condenser.pretrain import OBJECTIVES, build_batches, build_model, loop_settings, step_function
+    from condenser.pretrain import OBJECTIVES, build_batches, loop_settings
     from condenser.training.loop import start_accelerator
     from retrieval.quickstart import default_weights
 
@@ -102,14 +102,14 @@ def measure(store_folder: str, documents: int, chunk: int, steps: int) -> dict[s
         output="unused",
         device="cpu",
     )
-    kind, store = OBJECTIVES["cocondenser"], TokenStore(store_folder)
+    objective, store = OBJECTIVES["cocondenser"], TokenStore(store_folder)
     tokenizer = load_tokenizer(store.tokenizer_folder)
     torch.manual_seed(0)
-    model, _ = build_model(options, kind, store, tokenizer)
-    batches = build_batches(options, kind, store, tokenizer, model.backbone)
+    model, _, config = objective.start(options, store, tokenizer)
+    batches = build_batches(options, objective, store, tokenizer, config)
     accelerator = start_accelerator(loop_settings(options))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    step, model = step_function(options, kind), model.train()
+    step, model = objective.step(options), model.train()
 
     def run(number: int, rows: int | None = None) -> None:
         (batch,) = batches(number)

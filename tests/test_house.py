@@ -25,11 +25,24 @@ MAY_IMPORT = {
 EVAL_MAY_IMPORT = {f"condenser.{name}" for name in ("errors", "files", "artifacts", "manifest", "talk", "options")}
 # Rooms of condenser in the order in which they may see each other: a room sees those on its own line and above.
 ROOMS = [
-    {"errors", "talk", "files", "artifacts", "manifest", "sharing", "options", "hub", "weights", "faults"},
+    {
+        "errors",
+        "talk",
+        "files",
+        "artifacts",
+        "manifest",
+        "sharing",
+        "options",
+        "lm_options",
+        "hub",
+        "weights",
+        "faults",
+    },
     {"corpus"},
     {"models"},
     {"training", "decoding"},
-    {"pretrain", "interop"},
+    {"objectives"},
+    {"pretrain", "lm", "interop"},
 ]
 LIGHT = [
     *(package for package in PACKAGES),

@@ -214,7 +214,7 @@ def test_a_full_gpu_is_told_in_one_line(
     def full(*_: object, **__: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand more")
 
-    monkeypatch.setattr("condenser.pretrain.masked_lm_objective", full)
+    monkeypatch.setattr("condenser.objectives.masked_lm.masked_lm_losses", full)
     with pytest.raises(RunFailed, match=r"step 1: out of GPU memory .*2 GiB\) \(lower --batch_size"):
         pretrain(options_for(store, tmp_path / "out", tiny_bert))
 
@@ -294,8 +294,8 @@ def test_another_number_of_processes_goes_on_with_the_same_batches(store: str, t
         ({"model_size": "tiny"}, "exactly one of --init and --model_size"),
         ({"max_steps": None}, "exactly one of --max_steps and --epochs"),
         ({"epochs": 1.0}, "exactly one of --max_steps and --epochs"),
-        ({"objective": "mlm", "head_layers": 3}, "--head_layers is for objectives with a Condenser head, mlm has none"),
-        ({"objective": "mlm", "late_mlm": False}, "--late_mlm is for objectives with a Condenser head"),
+        ({"objective": "mlm", "head_layers": 3}, "--head_layers is for condenser, cocondenser; mlm does not take it"),
+        ({"objective": "mlm", "late_mlm": False}, "--late_mlm is for condenser, cocondenser"),
         ({"batch_size": 5000}, r"holds \d+ spans, one step needs 5,000"),
         ({"batch_size": 3, "gradient_accumulation": 2}, "cannot be shared out over 1 processes x 2 micro-batches"),
         ({"max_length": 65}, "spans of 65 tokens do not fit the model's 64 positions"),

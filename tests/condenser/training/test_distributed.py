@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
 from condenser.corpus.batches import PretrainBatch
-from condenser.pretrain import contrastive_objective
+from condenser.objectives.masked_lm import contrastive_losses
 from condenser.training.contrastive import span_contrastive_loss
 from condenser.training.distributed import gather_with_gradient, rank, total
 from condenser.training.steps import accumulate, cached
@@ -74,7 +74,7 @@ def one_step(number: int, place: str, golden: Path, chunks: tuple[int, int] | No
 
     wrapped.register_comm_hook(None, lambda state, bucket: count(bucket))  # a string annotation is refused
     loss = span_contrastive_loss
-    step = cached(lambda cls, batch: loss(cls), chunks[number]) if chunks else accumulate(contrastive_objective)
+    step = cached(lambda cls, batch: loss(cls), chunks[number]) if chunks else accumulate(contrastive_losses)
     parts = step(wrapped, [half(golden, number)], accelerator)
     expected = golden_json("cocondenser/expected.json")
     for name, value in parts.items():
@@ -91,7 +91,7 @@ def test_two_processes_equal_the_whole_batch_cached_or_not(golden: Path, tmp_pat
     """Cases B21, B22, B29: one reduction per bucket, also where one process has two chunks and the other four."""
     whole = reference_model(golden, "bert", SETTINGS, "float64")
     batch = PretrainBatch(**load_file(golden / "cocondenser" / "batch.safetensors"))
-    accumulate(contrastive_objective)(whole, [batch], Accelerator(cpu=True))
+    accumulate(contrastive_losses)(whole, [batch], Accelerator(cpu=True))
     counts = {}
     for chunks in (None, (3, 3), (3, 1)):
         run_in_two(one_step, tmp_path, golden, chunks, tmp_path)

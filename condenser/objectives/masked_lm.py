@@ -1,0 +1,127 @@
+"""The objectives that repair masked tokens: MLM and Condenser, each also with the contrastive loss over spans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from condenser.corpus.batches import PretrainBatch
+from condenser.corpus.corruption import MaskingPolicy, masking_policy
+from condenser.corpus.tokens import TokenStore
+from condenser.errors import UserError
+from condenser.models.backbone import load_backbone, new_backbone
+from condenser.models.condenser import SETTINGS_FILE, CondenserModel, read_settings
+from condenser.objectives.base import Start, check_vocabulary, token_id
+from condenser.options import PretrainOptions
+from condenser.talk import say, warn
+from condenser.training.contrastive import span_contrastive_loss
+from condenser.training.steps import Step, accumulate, cached
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def masked_lm_losses(model: nn.Module, batch: PretrainBatch, *, share: float, fraction: float) -> dict[str, Tensor]:
+    """Masked-LM losses of the last layer and of the head: means over all masked tokens of the step."""
+    out = model(batch.input_ids, batch.attention_mask, batch.labels)
+    return {name: loss * share for name, loss in out.losses.items()}
+
+
+def contrastive_losses(model: nn.Module, batch: PretrainBatch, *, share: float, fraction: float) -> dict[str, Tensor]:
+    """Masked-LM losses plus the contrastive loss over the spans of the micro-batch on all processes."""
+    out = model(batch.input_ids, batch.attention_mask, batch.labels)
+    losses = {name: loss * share for name, loss in out.losses.items()}
+    return losses | {"contrastive": span_contrastive_loss(out.cls[: batch.paired_rows]) * batch.pair_share}
+
+
+def masked_lm_step(options: PretrainOptions) -> Step:
+    """Return the step of MLM and Condenser."""
+    return accumulate(masked_lm_losses)
+
+
+def contrastive_step(options: PretrainOptions) -> Step:
+    """Return the step of objectives with the contrastive loss.
+
+    Raises:
+        UserError: gradient caching together with accumulation.
+    """
+    if options.cache_chunk is None:
+        return accumulate(contrastive_losses)
+    if options.gradient_accumulation > 1:
+        raise UserError("--cache_chunk stands in the place of --gradient_accumulation", hint="give one of them")
+    return cached(lambda cls, batch: span_contrastive_loss(cls[: batch.paired_rows]), options.cache_chunk)
+
+
+def whole_words(options: PretrainOptions, tokenizer: PreTrainedTokenizerBase) -> MaskingPolicy:
+    """Return BERT's corruption in whole words."""
+    return masking_policy(
+        len(tokenizer),
+        tokenizer.all_special_ids,
+        mask_id=token_id(tokenizer, "mask"),
+        probability=options.mlm_probability,
+        random_tokens=options.random_tokens,
+    )
+
+
+def start_mlm(options: PretrainOptions, store: TokenStore, tokenizer: PreTrainedTokenizerBase) -> Start:
+    """Return a masked language model."""
+    return _start(options, store, tokenizer, has_head=False)
+
+
+def start_condenser(options: PretrainOptions, store: TokenStore, tokenizer: PreTrainedTokenizerBase) -> Start:
+    """Return a masked language model with a Condenser head: that of ``--init`` if it has one, else a new one.
+
+    Raises:
+        UserError: the head's stored settings are not those asked for.
+    """
+    return _start(options, store, tokenizer, has_head=True)
+
+
+def _start(options: PretrainOptions, store: TokenStore, tokenizer: PreTrainedTokenizerBase, *, has_head: bool) -> Start:
+    if options.init is None:
+        length = options.max_length or 512
+        backbone = new_backbone(str(options.model_size), len(tokenizer), length, token_id(tokenizer, "pad"))
+        fresh_vocabulary_head = False
+    else:
+        counts = store.unigram_counts(len(tokenizer))
+        backbone, fresh_vocabulary_head = load_backbone(options.init, counts)
+        rows = backbone.lm.get_input_embeddings().num_embeddings
+        check_vocabulary(tokenizer, rows, options.init, options.data)
+    head_folder = _head_folder(options) if has_head else None
+    stored = read_settings(head_folder) if head_folder else {}
+    model = CondenserModel(
+        backbone,
+        head_layers=_first(options.head_layers, stored.get("head_layers"), 2) if has_head else 0,
+        skip_from=_first(options.skip_from, stored.get("skip_from"), backbone.layers // 2),
+        late_mlm=_first(options.late_mlm, stored.get("late_mlm"), True),
+    )
+    if head_folder:
+        model.load_head(head_folder)
+    new: list[nn.Parameter] = []
+    if fresh_vocabulary_head:
+        new += backbone.head_parameters().values()
+    if has_head and not head_folder:
+        new += list(model.head.parameters())
+        if options.init is not None:
+            _announce_new_head(options, model)
+    return Start(model, new, backbone.config)
+
+
+def _announce_new_head(options: PretrainOptions, model: CondenserModel) -> None:
+    text = f"{options.init}: no Condenser head in these weights; {model.head_layers} new layers are started"
+    if options.objective == "cocondenser":
+        warn(f"{text}: pretrain with --objective condenser first, or keep --late_mlm and a warm-up")
+    else:
+        say(text)
+
+
+def _head_folder(options: PretrainOptions) -> Path | None:
+    if options.init is not None and (Path(options.init) / SETTINGS_FILE).is_file():
+        return Path(options.init)
+    return None
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
