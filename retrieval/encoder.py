@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from condenser.hub import local_folder, position_limit
 from condenser.manifest import fingerprint
 from condenser.models.packed import PackedForward, packed_forward_of
 from condenser.models.pooling import pool_padded, pool_texts
+from condenser.models.rows import batches_by_length, resolve_device
 from retrieval.encoder_files import PASSAGE_TOWER, QUERY_TOWER, EncoderConfig, read_config, write_pair
 from retrieval.encoder_weights import Tower, check_same, load_towers, save_tower, tokenizer_digest
 from retrieval.records import Passage
@@ -377,32 +378,6 @@ class Encoder(nn.Module):
             raise UserError(f"{name} is {length}, expected more than the {special} special tokens", self.source)
         if length > longest:
             raise UserError(f"{name} is {length}, the model has positions for {longest} tokens", self.source)
-
-
-def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Yield the rows of each batch, longest texts first, so that a batch too large for memory shows at once.
-
-    Args:
-        lengths: tokens per text.
-        batch_tokens: most tokens in a batch once its rows are padded to the longest.
-    """
-    rows: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        if rows and (len(rows) + 1) * lengths[rows[0]] > batch_tokens:
-            yield rows
-            rows = []
-        rows.append(row)
-    if rows:
-        yield rows
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device for ``auto``, ``cpu`` or ``cuda``; raise UserError when there is no GPU to use."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("--device cuda: PyTorch finds no GPU here", hint="use --device cpu, or install a CUDA build")
-    return torch.device(name)
 
 
 def _refuse_one_text(texts: object) -> None:
