@@ -14,7 +14,7 @@ Format = Literal["text", "markdown", "json"]
 class EvaluateOptions(Options):
     """Measure a run against judgements; or answer strings (--answers), or sentence pairs (--sts)."""
 
-    qrels: str | None = option(None, "judgements: TREC, MS MARCO or BEIR columns, .gz too")
+    qrels: str | None = option(None, "judgements: TREC, MS MARCO or BEIR columns, .gz too; or pyserini:NAME")
     run: str | None = option(None, "run: TREC, MS MARCO (query passage [rank]) or JSON, .gz too")
     collection: str | None = option(
         None, "take judgements, texts and answers from this collection (folder or embedded name)"
@@ -52,7 +52,7 @@ class CompareOptions(Options):
 
     base: str = required("the run that the others are compared with")
     runs: list[str] = required("the other runs")
-    qrels: str | None = option(None, "judgements: TREC, MS MARCO or BEIR columns, .gz too")
+    qrels: str | None = option(None, "judgements: TREC, MS MARCO or BEIR columns, .gz too; or pyserini:NAME")
     collection: str | None = option(None, "take judgements and texts from this collection (folder or embedded name)")
     split: str = option("test", "with --collection: whose judgements")
     metrics: list[str] = option(

@@ -16,7 +16,7 @@ import Stemmer
 
 from condenser.artifacts import Workspace, refuse_overwriting, result_config
 from condenser.errors import UserError, first_line
-from condenser.files import atomic_write_bytes, existing_file, write_json
+from condenser.files import atomic_write_bytes, write_json
 from condenser.manifest import fingerprint, load_manifest
 from condenser.talk import Meter, say, track
 from eval.runs import write_run
@@ -24,7 +24,7 @@ from retrieval.collections import open_collection
 from retrieval.formats.base import Collection
 from retrieval.lucene import LuceneIndex, write_lucene
 from retrieval.options import Bm25Engine, Bm25Fields, Bm25IndexOptions, Bm25Options, Bm25SearchOptions
-from retrieval.readers import read_queries
+from retrieval.pyserini_sets import find_queries
 from retrieval.records import Hit, Passage, Query, batched
 from retrieval.vectors import check_ids
 
@@ -250,7 +250,7 @@ def _rows(options: Bm25SearchOptions, made_by: dict[str, Any]) -> Iterator[tuple
 
 def _queries(options: Bm25SearchOptions) -> list[Query]:
     if options.queries is not None:
-        return list(read_queries(existing_file(options.queries)))
+        return find_queries(options.queries)
     return list(open_collection(str(options.collection), options.format).queries(options.split))
 
 

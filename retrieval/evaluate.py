@@ -10,7 +10,8 @@ from condenser.errors import UserError
 from condenser.talk import say
 from eval.options import CompareOptions, EvaluateOptions, Format
 from eval.report import Texts, answers_report, comparison_report, evaluation_report, official_report, sts_report
-from eval.runs import Qrels, first_byte, load_qrels, load_run
+from eval.runs import Qrels, first_byte, load_run
+from retrieval.pyserini_sets import find_qrels
 
 _LEVEL = 0.95
 
@@ -174,7 +175,7 @@ def _names(paths: Iterable[str]) -> list[str]:
 
 def _qrels(path: str | None, collection: str | None, split: str) -> Qrels:
     if path is not None:
-        return load_qrels(path)
+        return find_qrels(path)
     if collection is None:
         raise UserError("--qrels is missing: a file of judgements", hint="or name a --collection and a --split")
     from retrieval.collections import open_collection

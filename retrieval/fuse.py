@@ -17,8 +17,9 @@ from condenser.manifest import fingerprint
 from condenser.talk import Meter, say
 from eval.metrics import measure, parse_metric
 from eval.ranks import judged_ranks
-from eval.runs import Duplicates, Qrels, RunArrays, load_qrels, load_run, read_rankings, write_run
+from eval.runs import Duplicates, Qrels, RunArrays, load_run, read_rankings, write_run
 from retrieval.options import FuseOptions
+from retrieval.pyserini_sets import find_qrels
 from retrieval.records import Hit
 
 Method = Literal["rrf", "minmax", "zscore"]
@@ -288,7 +289,7 @@ def _check_weights(weights: Sequence[float], runs: int) -> None:
 
 def _qrels(options: FuseOptions) -> Qrels:
     if options.fit is not None:
-        return load_qrels(options.fit)
+        return find_qrels(options.fit)
     from retrieval.collections import open_collection
 
     return open_collection(str(options.collection)).qrels(options.split)

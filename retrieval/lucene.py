@@ -12,7 +12,7 @@ from condenser.errors import UserError, first_line
 from condenser.talk import say, track
 from retrieval.records import Hit, Passage
 
-_INSTALL = "pip install --no-deps pyserini==0.22.1 pyjnius; Java 17 or newer, such as openjdk-17-jre-headless"
+INSTALL = "pip install --no-deps pyserini==0.22.1 pyjnius; Java 17 or newer, such as openjdk-17-jre-headless"
 _ERRORS_ONLY = "org.apache.logging.log4j.simple.SimpleLoggerContextFactory"
 
 
@@ -32,7 +32,7 @@ class LuceneIndex:
 
     def __init__(self, folder: str | Path, facts: dict[str, Any]) -> None:
         self.facts = facts
-        autoclass = _java()
+        autoclass = start_java("--engine lucene")
         from jnius import JavaException
 
         try:
@@ -60,7 +60,7 @@ def write_lucene(passages: Iterable[Passage], folder: str | Path, searched: Call
     Raises:
         UserError: no Java or no Pyserini.
     """
-    autoclass = _java()
+    autoclass = start_java("--engine lucene")
     indexer = autoclass("io.anserini.index.SimpleIndexer")(str(folder))
     document = autoclass("io.anserini.collection.JsonCollection$Document")
     empty = 0
@@ -76,10 +76,17 @@ def write_lucene(passages: Iterable[Passage], folder: str | Path, searched: Call
         say(f"lucene: {empty:,} passages without text were passed over")
 
 
-def _java() -> Callable[[str], Any]:
-    """Start the virtual machine once; return what finds a class by name. What Java prints goes to stderr."""
+def start_java(what: str) -> Callable[[str], Any]:
+    """Start the virtual machine once; return what finds a class by name. What Java prints goes to stderr.
+
+    Args:
+        what: how messages call that which needs it.
+
+    Raises:
+        UserError: no Java, one that does not start, or no Pyserini.
+    """
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise UserError("--engine lucene needs Java, and there is none here", hint=_INSTALL)
+        raise UserError(f"{what} needs Java, and there is none here", hint=INSTALL)
     try:
         import jnius_config
 
@@ -88,9 +95,9 @@ def _java() -> Callable[[str], Any]:
             jnius_config.add_options("-Xrs", f"-Dlog4j2.loggerContextFactory={_ERRORS_ONLY}")
         from pyserini.pyclass import autoclass
     except ImportError as error:
-        raise UserError(f"--engine lucene needs {error.name}, which is not installed", hint=_INSTALL) from None
+        raise UserError(f"{what} needs {error.name}, which is not installed", hint=INSTALL) from None
     except (RuntimeError, OSError) as error:
-        raise UserError(f"--engine lucene: Java does not start: {first_line(error).strip()}", hint=_INSTALL) from None
+        raise UserError(f"{what}: Java does not start: {first_line(error).strip()}", hint=INSTALL) from None
     system = autoclass("java.lang.System")
     system.setOut(system.err)
     found: Callable[[str], Any] = autoclass

@@ -79,7 +79,9 @@ class Bm25SearchOptions(Options):
     index: str | None = option(None, "folder made by `condenser bm25 index`; default: index --collection in memory")
     collection: str | None = option(None, "collection whose queries are searched; without --index over its passages")
     format: Format = option("auto", "how the collection's files are to be read; auto looks at them")
-    queries: str | None = option(None, "file of queries (jsonl or TSV) instead of the collection's")
+    queries: str | None = option(
+        None, "file of queries (jsonl or TSV), or pyserini:TOPICS, instead of the collection's"
+    )
     split: Split | None = option(None, "with --collection: only the queries judged in this split")
     k: int = option(1000, "hits per query", minimum=1)
     engine: Bm25Engine | None = option(None, "without --index: bm25s, or lucene, which needs Java; default: bm25s")
@@ -99,7 +101,7 @@ class FuseOptions(Options):
     )
     rrf_k: float = option(60.0, "with rrf: how little the first ranks stand out", minimum=0)
     weights: list[float] = option([], "one for each run; default: all equal", minimum=0, maximum=1_000_000)
-    fit: str | None = option(None, "choose the weights on these judgements (TREC, MS MARCO or BEIR columns)")
+    fit: str | None = option(None, "choose the weights on these judgements, as `evaluate --qrels`")
     collection: str | None = option(None, "choose the weights on judgements of this collection")
     split: Split = option("dev", "with --collection: whose judgements")
     metric: str = option("nDCG@10", "what chosen weights are best at, as in `condenser evaluate`")
@@ -208,7 +210,7 @@ class SearchOptions(Options):
     index: str = required("folder made by `condenser index`; or by `condenser encode`, which is searched exactly")
     encoder: str | None = option(None, "encoder of the queries: the one that made the index")
     queries: str | None = option(
-        None, "file of queries (jsonl or TSV), or a folder made by `condenser encode --kind query`"
+        None, "file of queries (jsonl or TSV), pyserini:TOPICS, or a folder made by `condenser encode --kind query`"
     )
     collection: str | None = option(None, "take the queries of this collection instead")
     split: Split | None = option(None, "with --collection: only the queries judged in this split")

@@ -12,7 +12,7 @@ import numpy as np
 
 from condenser.artifacts import refuse_overwriting
 from condenser.errors import UserError
-from condenser.files import existing_file, write_json
+from condenser.files import write_json
 from condenser.hub import local_folder
 from condenser.manifest import fingerprint
 from condenser.talk import Meter, say
@@ -22,7 +22,7 @@ from retrieval.feedback import Feedback
 from retrieval.index import Index
 from retrieval.index_folder import read_either
 from retrieval.options import SearchOptions
-from retrieval.readers import read_queries
+from retrieval.pyserini_sets import find_queries
 from retrieval.recall import choose_queries, tell_recall
 from retrieval.records import Hit, Query
 from retrieval.vectors import Vectors, check_same_space
@@ -174,7 +174,7 @@ def _recorded_encoder(facts: dict[str, Any], index: str) -> str:
 def _read_texts(options: SearchOptions) -> list[Query]:
     if options.collection is not None:
         return list(open_collection(options.collection).queries(options.split))
-    return list(read_queries(existing_file(str(options.queries))))
+    return find_queries(str(options.queries))
 
 
 def _open_index(options: SearchOptions, encoder: Any = None) -> Index:
