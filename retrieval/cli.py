@@ -65,6 +65,15 @@ VERBS: dict[str, Verb] = {
     "bm25 search": Verb(
         "queries to a lexical run", "retrieval.options:Bm25SearchOptions", "retrieval.bm25:search_index"
     ),
+    "lm train": Verb(
+        "text to a recurrent language model", "condenser.lm_options:LmTrainOptions", "condenser.lm:train_lm"
+    ),
+    "lm perplexity": Verb(
+        "how well a language model foresees texts",
+        "condenser.lm_options:LmPerplexityOptions",
+        "condenser.lm:perplexity",
+        positional=("model",),
+    ),
     "mine": Verb("a search's wrong hits to hard negatives", "retrieval.options:MineOptions", "retrieval.mine:mine"),
     "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
     "index": Verb("vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index:build_index"),
