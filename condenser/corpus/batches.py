@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from condenser.corpus.corruption import IGNORED, Corrupted, MaskingPolicy, mask_whole_words
+from condenser.corpus.corruption import IGNORED, Corrupted, MaskingPolicy, corrupt
 from condenser.corpus.tokens import SpanTokens, TokenStore
 from condenser.errors import UserError
 
@@ -25,6 +25,7 @@ class PretrainBatch:
         paired_rows: the first rows 2k and 2k+1 are two spans of one document, up to this number;
             later rows have no partner. None: all rows are paired.
         pair_share: this micro-batch's part of the step's pairs, over all processes.
+        seeds: one for each row, of what a generator draws there.
     """
 
     input_ids: Tensor
@@ -32,11 +33,17 @@ class PretrainBatch:
     labels: Tensor
     paired_rows: int | None = None
     pair_share: float = 1.0
+    seeds: tuple[int, ...] = ()
 
     @property
     def weight(self) -> float:
         """Number of tokens that are asked for."""
         return float((self.labels != IGNORED).sum())
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, CLS and SEP among them."""
+        return int(self.input_ids.numel() if self.attention_mask is None else self.attention_mask.sum())
 
     def to(self, device: torch.device) -> PretrainBatch:
         """Return a copy on ``device``."""
@@ -65,7 +72,8 @@ def collate(rows: list[Corrupted], frame: Frame) -> PretrainBatch:
         labels[i, 1:stop] = row.labels
         real[i, : stop + 1] = 1
     mask = None if real.all() else torch.from_numpy(real)
-    return PretrainBatch(torch.from_numpy(ids), mask, torch.from_numpy(labels))
+    seeds = tuple(row.seed for row in rows)
+    return PretrainBatch(torch.from_numpy(ids), mask, torch.from_numpy(labels), seeds=seeds)
 
 
 class SpanBatches:
@@ -187,7 +195,7 @@ class SpanBatches:
         return [self._corrupt(self._store.span(document, int(index)), rng) for index in chosen]
 
     def _corrupt(self, span: SpanTokens, rng: np.random.Generator) -> Corrupted:
-        return mask_whole_words(window(span, self._room, rng), self._policy, rng)
+        return corrupt(window(span, self._room, rng), self._policy, rng)
 
 
 def window(span: SpanTokens, room: int, rng: np.random.Generator) -> SpanTokens:

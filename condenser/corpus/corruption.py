@@ -12,31 +12,46 @@ from condenser.corpus.tokens import SpanTokens
 from condenser.options import RandomTokens
 
 IGNORED = -100
-_MASKED, _RANDOM = 0.8, 0.1  # of the chosen tokens; the other tenth stays as it is
+_SEEDS = 2**62
 
 
 class Corrupted(NamedTuple):
-    """A span to repair: ``ids`` int64 (n,) and ``labels`` int64 (n,), -100 where nothing is asked."""
+    """A span to repair.
+
+    Attributes:
+        ids: int64 (n,).
+        labels: int64 (n,), the token that stood there where one was chosen, else -100.
+        seed: of what a generator will put in the place of the chosen tokens.
+    """
 
     ids: np.ndarray
     labels: np.ndarray
+    seed: int = 0
 
 
 @dataclass(frozen=True)
 class MaskingPolicy:
-    """BERT's corruption in whole words.
+    """Which tokens are chosen, and what becomes of them; as it stands, BERT's corruption in whole words.
 
     Attributes:
         mask_id: the id of the mask token.
         replacements: ids that a random replacement is drawn from.
         special: ids that are never chosen: what stands for an unknown word teaches nothing.
         probability: share of the tokens that are chosen.
+        whole_words: choose words, not single tokens.
+        masked: share of the chosen tokens that become the mask token.
+        random: share of them that become a random token; the others stay as they are.
+        generator: a generator will draw what stands in their place, and each span has a seed for that.
     """
 
     mask_id: int
     replacements: np.ndarray
     special: np.ndarray
     probability: float = 0.15
+    whole_words: bool = True
+    masked: float = 0.8
+    random: float = 0.1
+    generator: bool = False
 
 
 def masking_policy(
@@ -57,24 +72,38 @@ def masking_policy(
     return MaskingPolicy(mask_id, replacements, np.asarray(special, np.int64), probability)
 
 
-def mask_whole_words(span: SpanTokens, policy: MaskingPolicy, rng: np.random.Generator) -> Corrupted:
-    """Choose whole words until about ``probability`` of the tokens are chosen, and corrupt them.
+def corrupt(span: SpanTokens, policy: MaskingPolicy, rng: np.random.Generator) -> Corrupted:
+    """Choose about ``probability`` of the tokens and corrupt them; see `choose_words` and `choose_tokens`.
 
-    Words are taken in random order and passed over when they would overshoot the budget of
-    ``max(1, round(n * probability))`` tokens; when none fits, the shortest word drawn first is
-    taken, so that every span with an ordinary word asks for at least one token. A word with a
-    special token in it is never taken. Each chosen token becomes the mask token (80 %), a random
-    token (10 %) or stays (10 %), as in BERT (Devlin et al. 2019, section 3.1).
+    Special tokens, and words with one in them, are never chosen. Each chosen token becomes the mask token, a random
+    token or stays: in BERT 80, 10 and 10 % (Devlin et al. 2019, section 3.1).
     """
     ids = span.ids.astype(np.int64)
     labels = np.full(len(ids), IGNORED, np.int64)
-    chosen = choose_words(span.word_starts, policy.probability, rng, ~np.isin(ids, policy.special))
+    ordinary = ~np.isin(ids, policy.special)
+    if policy.whole_words:
+        chosen = choose_words(span.word_starts, policy.probability, rng, ordinary)
+    else:
+        chosen = choose_tokens(ordinary, policy.probability, rng)
     labels[chosen] = ids[chosen]
     draw = rng.random(len(chosen))
-    ids[chosen[draw < _MASKED]] = policy.mask_id
-    replaced = chosen[(draw >= _MASKED) & (draw < _MASKED + _RANDOM)]
+    ids[chosen[draw < policy.masked]] = policy.mask_id
+    replaced = chosen[(draw >= policy.masked) & (draw < policy.masked + policy.random)]
     ids[replaced] = rng.choice(policy.replacements, size=len(replaced))
-    return Corrupted(ids, labels)
+    return Corrupted(ids, labels, int(rng.integers(_SEEDS)) if policy.generator else 0)
+
+
+def choose_tokens(ordinary: np.ndarray, probability: float, rng: np.random.Generator) -> np.ndarray:
+    """Return the ascending positions of ``max(1, round(n * probability))`` different tokens, fewer if there are fewer.
+
+    Args:
+        ordinary: bool (n,), False on tokens that are never chosen.
+        probability: share of the n tokens.
+        rng: what decides.
+    """
+    positions = np.flatnonzero(ordinary)
+    count = min(len(positions), max(1, round(len(ordinary) * probability)))
+    return np.sort(rng.choice(positions, size=count, replace=False))
 
 
 def find_words(word_starts: np.ndarray, ordinary: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +129,12 @@ def find_words(word_starts: np.ndarray, ordinary: np.ndarray | None = None) -> t
 def choose_words(
     word_starts: np.ndarray, probability: float, rng: np.random.Generator, ordinary: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the ascending token positions of randomly chosen whole words; arguments as of `find_words`."""
+    """Return the ascending token positions of randomly chosen whole words; arguments as of `find_words`.
+
+    Words are taken in random order and passed over when they would overshoot the budget of
+    ``max(1, round(n * probability))`` tokens; when none fits, the shortest word drawn first is taken, so that every
+    span with an ordinary word asks for at least one token.
+    """
     begins, sizes = find_words(word_starts, ordinary)
     if not len(begins):
         return np.zeros(0, np.int64)

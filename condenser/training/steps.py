@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ class MicroBatch(Protocol):
 
 
 class Objective(Protocol):
-    """Named loss parts of a micro-batch; their sum is minimised.
+    """Named loss parts of a micro-batch; their sum is minimised, or the one named ``loss``: then others are figures.
 
     Args of a call:
         model: the module, wrapped for several processes where there are several.
@@ -53,13 +53,13 @@ def accumulate(objective: Objective) -> Step:
     """Return a step that runs forward and backward micro-batch by micro-batch."""
 
     def step(model: nn.Module, micro_batches: Sequence[Any], accelerator: Accelerator) -> dict[str, Tensor]:
-        share = _share(micro_batches, accelerator)
+        share = share_of((batch.weight for batch in micro_batches), accelerator)
         sums: dict[str, Tensor] = {}
         for position, batch in enumerate(micro_batches):
             last = position == len(micro_batches) - 1
             with nullcontext() if last else accelerator.no_sync(model):
                 parts = objective(model, batch.to(accelerator.device), share=share, fraction=1 / len(micro_batches))
-                accelerator.backward(sum(parts.values()))
+                accelerator.backward(parts["loss"] if "loss" in parts else sum(parts.values()))
             _add(sums, parts)
         return sums
 
@@ -80,7 +80,7 @@ def cached(loss_of: Callable[[Tensor, Any], Tensor], rows_per_chunk: int, name: 
 
     def step(model: nn.Module, micro_batches: Sequence[Any], accelerator: Accelerator) -> dict[str, Tensor]:
         (batch,) = micro_batches  # gradient caching stands in the place of accumulation
-        share = _share(micro_batches, accelerator)
+        share = share_of((batch.weight for batch in micro_batches), accelerator)
         batch = batch.to(accelerator.device)
         chunks = split_rows(batch, rows_per_chunk)
         sums: dict[str, Tensor] = {}
@@ -131,9 +131,9 @@ def split_rows(batch: Any, rows: int) -> list[Any]:
     return chunks
 
 
-def _share(micro_batches: Sequence[MicroBatch], accelerator: Accelerator) -> float:
-    """Return what turns sums over this process's weight into its part of the mean over the whole step."""
-    weight = total(sum(batch.weight for batch in micro_batches), accelerator.device)
+def share_of(weights: Iterable[float], accelerator: Accelerator) -> float:
+    """Return what turns sums over the weight of this process's micro-batches into its part of the step's mean."""
+    weight = total(sum(weights), accelerator.device)
     # DDP averages gradients over processes, so each adds its sum times their number
     return world_size() / max(weight, 1.0)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from condenser.corpus.batches import Frame, collate, window
-from condenser.corpus.corruption import Corrupted, MaskingPolicy, choose_words, mask_whole_words
+from condenser.corpus.corruption import Corrupted, MaskingPolicy, choose_tokens, choose_words, corrupt
 from condenser.corpus.tokens import SpanTokens
 
 MASK = 103
@@ -46,12 +48,12 @@ def test_a_span_cut_inside_a_word_begins_one() -> None:
 
 def test_an_empty_span_asks_for_nothing() -> None:
     empty = SpanTokens(np.zeros(0, np.int32), np.zeros(0, bool))
-    assert len(mask_whole_words(empty, POLICY, np.random.default_rng(0)).ids) == 0
+    assert len(corrupt(empty, POLICY, np.random.default_rng(0)).ids) == 0
 
 
 def test_shares_of_masked_random_and_kept_tokens() -> None:
     span = span_of([1] * 100)
-    rows = [mask_whole_words(span, POLICY, np.random.default_rng(seed)) for seed in range(1000)]
+    rows = [corrupt(span, POLICY, np.random.default_rng(seed)) for seed in range(1000)]
     ids, labels = np.stack([row.ids for row in rows]), np.stack([row.labels for row in rows])
     asked = labels != -100
     assert asked.mean() == pytest.approx(0.15)
@@ -63,9 +65,40 @@ def test_shares_of_masked_random_and_kept_tokens() -> None:
     assert (chosen >= 1000).mean() == pytest.approx(0.1, abs=0.02)
 
 
+@pytest.mark.parametrize("share", [1.0, 0.85])
+def test_electras_corruption_has_no_random_words(share: float) -> None:
+    """Case B16: [MASK] on all chosen tokens as in the paper, or on 85 % as in the released code; single tokens."""
+    policy = MaskingPolicy(MASK, np.arange(0), np.array([MASK, 1007]), whole_words=False, masked=share, random=0.0)
+    span = span_of([4] * 20)
+    rows = [corrupt(span, policy, np.random.default_rng(seed)) for seed in range(1000)]
+    chosen = np.stack([row.ids[row.labels != -100] for row in rows])
+    assert chosen.shape == (1000, 12)  # 15 % of 80, no position twice
+    assert (chosen == MASK).mean() == pytest.approx(share, abs=0.01)
+    asked = np.stack([row.labels for row in rows]) != -100
+    assert np.array_equal(np.stack([row.ids for row in rows])[~asked], np.broadcast_to(span.ids, asked.shape)[~asked])
+    assert np.isin(chosen, [MASK, *span.ids]).all() and not asked[:, 7].any()
+    assert asked.sum(0)[:7] == pytest.approx(1000 * 12 / 79, rel=0.3)
+
+
+@pytest.mark.parametrize(("ordinary", "probability", "count"), [("1111", 0.01, 1), ("1001", 1.0, 2), ("00", 0.5, 0)])
+def test_single_tokens_are_chosen_once_each(ordinary: str, probability: float, count: int) -> None:
+    flags = np.array([flag == "1" for flag in ordinary])
+    chosen = choose_tokens(flags, probability, np.random.default_rng(0))
+    assert len(chosen) == count == len(set(chosen.tolist())) and flags[chosen].all()
+
+
+def test_seeds_are_drawn_behind_the_masks() -> None:
+    span = span_of([1, 2, 3] * 10)
+    plain, seeded = (
+        corrupt(span, dataclasses.replace(POLICY, generator=generator), np.random.default_rng(5))
+        for generator in (False, True)
+    )
+    assert np.array_equal(plain.ids, seeded.ids) and plain.seed == 0 != seeded.seed
+
+
 def test_masks_depend_on_the_generator_alone() -> None:
     span = span_of([1, 2, 3] * 10)
-    first, again = (mask_whole_words(span, POLICY, np.random.default_rng([1, 2])) for _ in range(2))
+    first, again = (corrupt(span, POLICY, np.random.default_rng([1, 2])) for _ in range(2))
     assert np.array_equal(first.ids, again.ids) and np.array_equal(first.labels, again.labels)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from condenser.corpus.batches import Frame, collate, window
-from condenser.corpus.corruption import IGNORED, Corrupted, MaskingPolicy, find_words, mask_whole_words, masking_policy
+from condenser.corpus.corruption import IGNORED, Corrupted, MaskingPolicy, corrupt, find_words, masking_policy
 from condenser.corpus.cutting import Batch, Cutter, CuttingRules
 from condenser.corpus.documents import Document
 from condenser.corpus.spans import build_spans
@@ -50,7 +50,7 @@ def draw_span(length: int, rng: np.random.Generator) -> SpanTokens:
 def corrupt_many(length: int, count: int, policy: MaskingPolicy) -> list[tuple[SpanTokens, Corrupted]]:
     rng = np.random.default_rng(length)
     spans = [draw_span(length, rng) for _ in range(count)]
-    return [(span, mask_whole_words(span, policy, rng)) for span in spans]
+    return [(span, corrupt(span, policy, rng)) for span in spans]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,7 +110,7 @@ def test_ids_and_masks_come_from_one_window(stats: dict[str, Any]) -> None:
         rng = np.random.default_rng(seed)
         span = draw_span(case["text_tokens"], rng)
         cut = window(span, case["kept"], rng)
-        row = mask_whole_words(cut, policy_of(), rng)
+        row = corrupt(cut, policy_of(), rng)
         asked = row.labels != IGNORED
         assert np.array_equal(row.labels[asked], cut.ids[asked])
         word = np.cumsum(cut.word_starts)
@@ -167,7 +167,7 @@ def test_pieces_of_a_bpe_word_are_masked_together(kind: str, request: pytest.Fix
     policy = masking_policy(300, range(5), mask_id=4, probability=0.4, random_tokens="ordinary")
     together = 0
     for seed in range(1000):
-        asked = mask_whole_words(span, policy, np.random.default_rng(seed)).labels != IGNORED
+        asked = corrupt(span, policy, np.random.default_rng(seed)).labels != IGNORED
         inside = asked[begins[1] : begins[2]]
         assert inside.all() or not inside.any()
         together += bool(inside.all())
@@ -180,10 +180,10 @@ def test_unknown_words_are_never_asked_for(tiny_bert: Path) -> None:
     special = load_tokenizer(tiny_bert).all_special_ids
     policy = masking_policy(90, special, mask_id=MASK, probability=0.9, random_tokens="ordinary")
     for seed in range(200):
-        labels = mask_whole_words(span, policy, np.random.default_rng(seed)).labels
+        labels = corrupt(span, policy, np.random.default_rng(seed)).labels
         assert not set(labels.tolist()) & set(special)
     nothing = SpanTokens(span.ids[2:3], span.word_starts[2:3])
-    assert mask_whole_words(nothing, policy, np.random.default_rng(0)).labels.tolist() == [IGNORED]
+    assert corrupt(nothing, policy, np.random.default_rng(0)).labels.tolist() == [IGNORED]
 
 
 def test_what_may_be_masked_and_how_much() -> None:
@@ -195,7 +195,7 @@ def test_what_may_be_masked_and_how_much() -> None:
     real = asked = masked = kept = 0
     for _ in range(1000):
         chosen = [spans[place] for place in rng.choice(200, 6)]
-        batch = collate([mask_whole_words(span, policy, rng) for span in chosen], frame)
+        batch = collate([corrupt(span, policy, rng) for span in chosen], frame)
         ids, labels = batch.input_ids.numpy(), batch.labels.numpy()
         for row, span in enumerate(chosen):
             stop = len(span.ids) + 1
