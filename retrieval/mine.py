@@ -14,7 +14,8 @@ import orjson
 from condenser.errors import UserError, sample
 from condenser.files import atomic_write
 from condenser.hub import local_folder
-from condenser.talk import Meter, say
+from condenser.talk import Meter, say, warn
+from eval.runs import Qrels
 from retrieval.collections import Collection, open_collection
 from retrieval.mining import Counts, Ranking, Rules, SameText, candidates_of, rankings_of
 from retrieval.options import EncodeOptions, MineOptions
@@ -133,6 +134,7 @@ class _Miner:
             name: {passage: None for passage, grade in qrels[name].items() if grade > 0} for name in self.queries
         }
         self._same_text = SameText(collection.passages())
+        self._tell_gaps(qrels)
 
     def picks(self) -> Iterator[_Pick]:
         """Yield the queries that get negatives, in the order of the rankings."""
@@ -150,6 +152,20 @@ class _Miner:
     def passage(self, passage_id: str) -> Passage:
         """Return a passage of the corpus."""
         return self.collection.lookup()[passage_id]
+
+    def _tell_gaps(self, qrels: Qrels) -> None:
+        """Say which judgements have no effect, for want of the query or of the passage."""
+        positives = list({one: None for some in self._positives.values() for one in some})
+        present = self._same_text(positives)[0]
+        gaps = {
+            "judged queries that are not in the query file": [name for name in qrels if name not in self.queries],
+            "judged positives that are not in the corpus": [
+                one for one, here in zip(positives, present, strict=True) if not here
+            ],
+        }
+        for what, ids in gaps.items():
+            if ids:
+                warn(f"{self.collection.name}, {self._options.split}: left out {len(ids):,} {what} ({sample(ids)})")
 
     def _begun(self) -> Iterator[_Pick]:
         """Yield the queries that have candidates, and count those that are dropped before."""

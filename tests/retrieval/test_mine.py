@@ -477,6 +477,44 @@ def test_quotes_and_ids_stay_what_they_are(cases: Path, tmp_path: Path) -> None:
     assert "dropped 1: no hit left that may be a negative ('q2')" in said
 
 
+def test_ids_are_those_of_the_file_and_a_line_break_is_a_blank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cases B1, B2 and B9, and a passage that is judged and not there (B7), as is a query (B8)."""
+    texts = {"7": "red fox", "3": "red dog", "doc-x": "red\nnaïve ¼ 한국", "é": "red naïve ¼ 한국"}
+    judged = [("q", "doc-x", 1), ("q", "gone", 1), ("r", "7", 1), ("nowhere", "7", 1)]
+    folder = write(tmp_path / "data", passages=texts, queries={"q": "red", "r": "red dog"}, train=judged, dev=[])
+    found, said = mined(folder, tmp_path / "out.jsonl", bm25=True)
+    assert {query: sorted(names) for query, names in found.items()} == {"q": ["3", "7"], "r": ["3", "doc-x", "é"]}
+    assert "1 with the text of a positive" in said
+    told = capsys.readouterr().err
+    assert "data, train: left out 1 judged queries that are not in the query file ('nowhere')\n" in told
+    assert "data, train: left out 1 judged positives that are not in the corpus ('gone')\n" in told
+
+
+@pytest.mark.parametrize("layout", ["beir", "headerless3", "trec", "two_col"])
+def test_every_layout_of_judgements_gives_the_same_negatives(cases: Path, tmp_path: Path, layout: str) -> None:
+    """Case B6: none loses its first line."""
+    folder = write(tmp_path / "data", passages={f"d{i}": "x" * i for i in range(1, 7)}, queries=QUERIES, train=TRAIN)
+    shutil.copy(cases / "6" / f"qrels.{layout}.tsv", folder / "qrels" / "train.tsv")
+    run = write_run(tmp_path / "run.trec", {"q1": ranking("d2", "d5"), "q2": ranking("d2", "d5")})
+    assert mined(folder, tmp_path / "out.jsonl", run=run)[0] == {"q1": ["d5"], "q2": ["d2"]}
+
+
+def test_lines_of_a_tsv_that_are_long_broken_or_in_another_encoding(cases: Path, tmp_path: Path) -> None:
+    """Cases B4, B2 and B9: a long field is text, the others are refused by line."""
+    corpus, output = tmp_path / "data" / "collection.tsv", tmp_path / "out.jsonl"
+    corpus.parent.mkdir()
+    shutil.copy(cases / "4" / "collection.tsv", corpus)
+    (corpus.parent / "queries.tsv").write_text("q\tshort word\n")
+    (corpus.parent / "qrels.train.tsv").write_text("q\t0\td1\t1\n")
+    assert sorted(mined(corpus.parent, tmp_path / "long.jsonl", bm25=True)[0]["q"]) == ["d2", "d3"]
+    corpus.write_text("d1\tline one\nline two\n")
+    assert error_of(corpus.parent, output, bm25=True).startswith(f"{corpus}:2: line 2 has 1 column, expected 2")
+    corpus.write_bytes("d1\tx\nd2\tnaïve\n".encode("latin-1"))
+    assert error_of(corpus.parent, output, bm25=True).startswith(f"{corpus}:2: ")
+
+
 def test_the_result_has_its_counts(collection: Path, tmp_path: Path) -> None:
     result = mine(MineOptions(collection=str(collection), bm25=True, n=2, output=str(tmp_path / "out.jsonl.gz")))
     assert isinstance(result, Mined) and result.counts.kept == 5 and result.counts.negatives == 10
