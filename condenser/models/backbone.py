@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,8 +187,38 @@ def load_backbone(
         UserError: no such folder, missing or damaged weights, an unsupported family, weights that lack
             parameters beyond the head or have layers that the configuration lacks.
     """
+    lm, missing, unexpected = load_weights(name, MODEL_FOR_MASKED_LM_MAPPING, tuple(FAMILIES), tensors=tensors)
+    backbone = Backbone(lm)
+    fresh = set(backbone.head_parameters()) <= missing
+    check_keys(name, lm, {key for key in missing if not (fresh and backbone.in_head(key))}, unexpected)
+    if fresh:
+        how = ""
+        if unigram_counts is not None:
+            backbone.start_vocabulary_head(unigram_counts)
+            how = " (decoder: the word embeddings; transform: near identity; bias: log frequency of each token)"
+        say(f"{name}: no masked-LM head in these weights; a new one is started{how}")
+    return backbone, fresh
+
+
+def load_weights(
+    name: str | Path, classes: Mapping[Any, Any], families: Sequence[str], *, tensors: dict[str, Tensor] | None = None
+) -> tuple[Any, set[str], set[str]]:
+    """Load a model in float32 from a folder or by hub name.
+
+    Args:
+        name: folder or hub name.
+        classes: which transformers class a configuration's class belongs to.
+        families: the families that may be loaded.
+        tensors: take these weights and only the configuration from the folder.
+
+    Returns:
+        The model, the names of parameters that the weights lack, and those that they have besides.
+
+    Raises:
+        UserError: no such folder, missing or damaged weights, an unsupported family.
+    """
     folder = local_folder(name)
-    config = _load_config(folder)
+    config = _load_config(folder, families)
     if tensors is None:
         check_weights(folder)
         dtypes = stored_dtypes(folder)
@@ -198,8 +229,7 @@ def load_backbone(
         say(f"{name}: weights are stored as {' and '.join(others)}; trained in float32")
     try:
         with quiet_transformers():
-            family_class: Any = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
-            lm, report = family_class.from_pretrained(
+            model, report = classes[type(config)].from_pretrained(
                 folder if tensors is None else None,
                 config=config,
                 state_dict=tensors,
@@ -212,31 +242,28 @@ def load_backbone(
     except Exception as error:  # transformers, safetensors and the hub raise many kinds
         raise UserError(f"weights could not be loaded: {first_line(error)}", name) from None
     check_shapes(report["mismatched_keys"], name)
-    backbone = Backbone(lm)
-    missing, unexpected = set(report["missing_keys"]), set(report["unexpected_keys"])
-    fresh = set(backbone.head_parameters()) <= missing
-    _check_keys(name, backbone, {key for key in missing if not (fresh and backbone.in_head(key))}, unexpected)
-    if fresh:
-        how = ""
-        if unigram_counts is not None:
-            backbone.start_vocabulary_head(unigram_counts)
-            how = " (decoder: the word embeddings; transform: near identity; bias: log frequency of each token)"
-        say(f"{name}: no masked-LM head in these weights; a new one is started{how}")
-    return backbone, fresh
+    return model, set(report["missing_keys"]), set(report["unexpected_keys"])
 
 
-def _check_keys(name: str | Path, backbone: Backbone, missing: set[str], unexpected: set[str]) -> None:
-    """Refuse weights that leave parts of the encoder at random, or that hold parts it does not have."""
+def check_keys(name: str | Path, model: Any, missing: set[str], unexpected: set[str]) -> None:
+    """Refuse weights that leave parts of the encoder at random, or that hold parts it does not have.
+
+    Args:
+        name: folder or hub name.
+        model: what `load_weights` returned, with what they lack, but for a head that may be fresh, and have besides.
+        missing: see ``model``.
+        unexpected: see ``model``.
+    """
     missing = {key for key in missing if not key.endswith("position_ids")}
     if missing:
         raise UserError(f"weights lack {len(missing)} parameters, such as {sample(sorted(missing), 2)}", name)
-    base = backbone.lm.base_model
+    base = model.base_model
     parts = {part for part, _ in base.named_children()}
     unexpected = {key.removeprefix(f"{base.base_model_prefix}.") for key in unexpected}
     unknown = sorted(key for key in unexpected if key.split(".")[0] in parts and not key.endswith("position_ids"))
     if unknown:
         raise UserError(
-            f"weights have {len(unknown)} parameters beyond the {backbone.layers} layers of config.json, "
+            f"weights have {len(unknown)} parameters beyond the {base.config.num_hidden_layers} layers of config.json, "
             f"such as {sample(unknown, 2)}",
             name,
             "the number of layers there is not that of these weights",
@@ -261,14 +288,13 @@ def new_backbone(size: str, vocabulary_size: int, max_length: int, pad_token_id:
     return Backbone(BertForMaskedLM(config))
 
 
-def _load_config(folder: Path) -> Any:
+def _load_config(folder: Path, families: Sequence[str]) -> Any:
     check_config(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise UserError(f"no model configuration could be loaded: {first_line(error)}", folder) from None
-    if config.model_type not in FAMILIES:
-        raise UserError(
-            f"model family {config.model_type!r} is not supported, expected one of {', '.join(FAMILIES)}", folder
-        )
+    if config.model_type not in families:
+        expected = f"one of {', '.join(families)}" if len(families) > 1 else families[0]
+        raise UserError(f"model family {config.model_type!r} is not supported, expected {expected}", folder)
     return config
