@@ -1,22 +1,23 @@
-"""What training is judged by on the way: dev queries against passages, or the order of scored pairs."""
+"""What training is judged by on the way: dev queries against passages, a run reranked, or the order of scored pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from condenser.errors import RunFailed, UserError, sample
-from condenser.talk import Meter, warn
+from condenser.talk import Meter, say, warn
 from condenser.training.distributed import rank
 from eval.evaluation import evaluate
 from eval.runs import RunArrays
 from eval.sts import correlate
 from retrieval.collections import Collection
-from retrieval.records import Passage, batched
+from retrieval.records import Passage, Query, batched
 
 if TYPE_CHECKING:
+    from retrieval.cross_encoder import CrossEncoder
     from retrieval.encoder import Encoder
 
 _MRR_CUTOFF, _RECALL_CUTOFF = 10, 100
@@ -43,10 +44,8 @@ class DevSearch:
     def __init__(self, collection: Collection, split: str, *, pool: int, seed: int) -> None:
         self._collection = collection
         qrels = collection.qrels(split)
-        self._queries = [query for query in collection.queries(split) if max(qrels[query.id].values()) > 0]
+        self._queries = _answerable(collection, split)
         self._qrels = {query.id: qrels[query.id] for query in self._queries}
-        if not self._queries:
-            raise UserError(f"no query of split {split!r} has a positive", collection.folder)
         if len(self._queries) < len(qrels) and rank() == 0:
             warn(f"{len(qrels) - len(self._queries):,} queries of {split} have no positive or no text and are left out")
         self._passages: list[Passage] | None = None
@@ -104,6 +103,67 @@ class DevSearch:
         return batched(passages, _PASSAGES_AT_ONCE)
 
 
+class DevRerank:
+    """The first hits of a split's queries in the order that a cross-encoder gives them.
+
+    Texts of the hits are in memory, each once.
+
+    Args:
+        collection: gives queries, judgements and passages.
+        split: whose queries; those without a positive, or without a text, are left out.
+        run: a run file; None searches with BM25.
+        depth: hits of each query.
+        queries: how many queries, a fixed sample; 0 takes all.
+        seed: of the sample.
+
+    Raises:
+        UserError: no query of the split has a positive, a run without any of them, a hit that is not in the corpus.
+    """
+
+    def __init__(
+        self, collection: Collection, split: str, *, run: str | None, depth: int, queries: int, seed: int
+    ) -> None:
+        asked = _answerable(collection, split)
+        if queries and queries < len(asked):
+            rows = np.random.default_rng([seed, 1]).choice(len(asked), queries, replace=False)
+            asked = [asked[row] for row in np.sort(rows).tolist()]
+        qrels = collection.qrels(split)
+        self._qrels = {query.id: qrels[query.id] for query in asked}
+        hits = _bm25_hits(collection, asked, depth) if run is None else _run_hits(run, self._qrels, depth)
+        self._hits = {query.id: hits.get(query.id, []) for query in asked}
+        store = collection.lookup()
+        distinct = dict.fromkeys(passage for found in self._hits.values() for passage in found)
+        absent = [passage for passage in distinct if passage not in store]
+        if absent:
+            raise UserError(f"{len(absent):,} hits are not in the corpus, such as {sample(absent)}", run)
+        self._texts = {query.id: query.text for query in asked}
+        self._passages = {passage: store[passage] for passage in distinct}
+        before = self._figure({one: {p: -float(r) for r, p in enumerate(found)} for one, found in self._hits.items()})
+        if rank() == 0:
+            name = "BM25" if run is None else run
+            say(f"dev: the first {depth:,} hits of {name} for {len(asked):,} queries, MRR@10 {before:.4f} as they come")
+
+    def __call__(self, cross: CrossEncoder) -> dict[str, float]:
+        """Return MRR@10 of the hits in the order of their scores; training's random state is left as it was.
+
+        Raises:
+            RunFailed: the cross-encoder gives scores that are not numbers.
+        """
+        pairs = [(query, passage) for query, found in self._hits.items() for passage in found]
+        texts = [(self._texts[query], cross.passage_text(self._passages[passage])) for query, passage in pairs]
+        tokens = cross.tokenize(texts)
+        with Meter("dev rerank", len(pairs), "pairs") as meter:
+            scores = _finite(cross.score_tokens(tokens, on_batch=meter.advance), "scores")
+        run: dict[str, dict[str, float]] = {query: {} for query in self._hits}
+        for (query, passage), score in zip(pairs, scores.tolist(), strict=True):
+            run[query][passage] = score
+        return {f"dev_rerank_mrr@{_MRR_CUTOFF}": self._figure(run)}
+
+    def _figure(self, run: dict[str, dict[str, float]]) -> float:
+        metric = f"MRR@{_MRR_CUTOFF}"
+        return evaluate(self._qrels, run, (metric,), name="the dev run")[metric]
+
+
 class DevPairs:
     """The order of a split's scored pairs: Spearman's correlation with the cosines of their vectors.
 
@@ -131,6 +191,32 @@ class DevPairs:
         return {"dev_spearman": result.spearman_cosine}
 
 
+def _answerable(collection: Collection, split: str) -> list[Query]:
+    """Return a split's queries that have a text and a positive."""
+    qrels = collection.qrels(split)
+    queries = [query for query in collection.queries(split) if max(qrels[query.id].values()) > 0]
+    if not queries:
+        raise UserError(f"no query of split {split!r} has a positive", collection.folder)
+    return queries
+
+
+def _run_hits(run: str, wanted: Container[str], depth: int) -> dict[str, list[str]]:
+    from retrieval.mining import rankings_of
+
+    hits = {one.query_id: list(one.passage_ids) for one in rankings_of(run, depth) if one.query_id in wanted}
+    if not hits:
+        raise UserError("holds none of the dev queries", run)
+    return hits
+
+
+def _bm25_hits(collection: Collection, queries: Sequence[Query], depth: int) -> dict[str, list[str]]:
+    from retrieval.bm25 import Bm25Index
+
+    index = Bm25Index.build(collection)
+    found = index.search([query.text for query in queries], min(depth, len(index)))
+    return {query.id: [hit.passage_id for hit in hits] for query, hits in zip(queries, found, strict=True)}
+
+
 def _sample(ids: Sequence[str], needed: set[str], size: int, seed: int) -> set[str]:
     """Return the needed ids, filled up to ``size`` by a sample of the others."""
     others = [passage_id for passage_id in ids if passage_id not in needed]
@@ -139,10 +225,10 @@ def _sample(ids: Sequence[str], needed: set[str], size: int, seed: int) -> set[s
     return needed | {others[row] for row in drawn}
 
 
-def _finite(vectors: np.ndarray) -> np.ndarray:
-    if not np.isfinite(vectors).all():
-        raise RunFailed("the encoder gives vectors that are not numbers", hint="lower --learning_rate")
-    return vectors
+def _finite(numbers: np.ndarray, what: str = "vectors") -> np.ndarray:
+    if not np.isfinite(numbers).all():
+        raise RunFailed(f"the encoder gives {what} that are not numbers", hint="lower --learning_rate")
+    return numbers
 
 
 def _keys(scores: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Bi-encoder fine-tuning on judged pairs, a teacher's scores or scored pairs: the verb ``finetune``."""
+"""Fine-tuning on judged pairs, a teacher's scores or scored pairs: the verb ``finetune``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from condenser.artifacts import Workspace, result_config
 from condenser.errors import UserError
-from condenser.files import existing_file, read_json
+from condenser.files import existing_file
 from condenser.manifest import fingerprint, identity
 from condenser.pretrain import loop_settings
 from condenser.talk import say
@@ -21,6 +22,7 @@ from condenser.training.loop import BEST, Evaluation, start_accelerator, train
 from condenser.training.steps import Step
 from retrieval.batches import Batches, MixedBatches, PairBatches, ScoredPairBatches
 from retrieval.collections import Collection, open_collection
+from retrieval.cross_training import check_kind, cross_encoder_trainee
 from retrieval.dev import DevPairs, DevSearch
 from retrieval.encoder import Encoder
 from retrieval.examples import read_examples, read_pairs
@@ -30,21 +32,23 @@ from retrieval.model_card import write_model_card
 from retrieval.options import FinetuneOptions
 from retrieval.recompute import recompute_layers
 from retrieval.towers import BiEncoder, cached_step, plain_step
+from retrieval.trainee import Trainee
 
 _GIB = 2**30
 _TEACHERS = ("margin_mse", "kl")
 
 
 def finetune(options: FinetuneOptions) -> Path:
-    """Train an encoder so that queries land near their passages.
+    """Train an encoder so that queries land near their passages, or a cross-encoder that tells them apart.
 
     Args:
         options: see `FinetuneOptions`.
 
     Returns:
-        An encoder folder that opens in AutoModel and SentenceTransformer, with its model card and
-        training log; the weights are those of the best dev MRR@10 where there is a dev split, else
-        the last. A killed run leaves ``OUTPUT.partial`` and goes on from its newest checkpoint.
+        A folder that opens in AutoModel and SentenceTransformer (a cross-encoder in
+        AutoModelForSequenceClassification and CrossEncoder), with its model card and training log;
+        the weights are those of the best dev MRR@10 where there is a dev split, else the last. A
+        killed run leaves ``OUTPUT.partial`` and goes on from its newest checkpoint.
 
     Raises:
         UserError: options that do not go together; what the encoder, the collections and the loop refuse.
@@ -60,38 +64,31 @@ def finetune(options: FinetuneOptions) -> Path:
     inputs |= {f"collection {i}": one.fingerprint() for i, one in enumerate(collections, 1)}
     for name in ("negatives_file", "scores_file"):
         inputs |= {f"{name} {i}": fingerprint(existing_file(file)) for i, file in enumerate(getattr(options, name), 1)}
-    workspace = Workspace(options.output, "encoder", config=result_config(options), inputs=inputs, resumable=True)
+    if options.dev_run is not None:
+        inputs["dev_run"] = fingerprint(existing_file(options.dev_run))
+    kind = "cross-encoder" if options.cross_encoder else "encoder"
+    workspace = Workspace(options.output, kind, config=result_config(options), inputs=inputs, resumable=True)
     with workspace if accelerator.is_main_process else nullcontext():
         accelerator.wait_for_everyone()
         if workspace.done or (not accelerator.is_main_process and workspace.output.is_dir()):
             return workspace.output
         torch.manual_seed(options.seed)
-        encoder = load_encoder(options)
-        batches = _batches(options, collections, encoder)
-        steps = options.max_steps or max(1, round(options.epochs * batches.steps_per_epoch))
+        prepare = cross_encoder_trainee if options.cross_encoder else _bi_encoder_trainee
+        trainee = prepare(options, collections, dev_collection)
+        steps = options.max_steps or max(1, round(options.epochs * trainee.batches.steps_per_epoch))
         settings = loop_settings(options, max_steps=steps, unit="queries")
-        dev = _dev(options, dev_collection)
-        if dev is None and accelerator.is_main_process:
-            say(f"no judgements for split {options.dev_split!r}: the weights will be those of the last step")
-        if options.lora:
-            add_lora(encoder, options.lora, options.seed)
-        if options.gradient_checkpointing:
-            recompute_layers(encoder)
-
-        def save(folder: Path) -> None:
-            without_lora(encoder).save(folder, card="")  # it is written at the end, when the figures are known
-
         evaluation = None
-        if dev is not None:
-            evaluation = Evaluation(
-                every=options.eval_every or math.ceil(steps / 4), score=lambda: dev(encoder), save=save
-            )
+        if trainee.score is not None:
+            every = options.eval_every or math.ceil(steps / 4)
+            evaluation = Evaluation(every=every, score=trainee.score, save=trainee.save)
+        elif accelerator.is_main_process:
+            say(f"no judgements for split {options.dev_split!r}: the weights will be those of the last step")
         if accelerator.is_main_process:
-            say(_plan(options, batches, steps, accelerator.num_processes))
+            say(_plan(options, trainee, steps, accelerator.num_processes))
         train(
-            BiEncoder(encoder),
-            _step(options, encoder),
-            batches,
+            trainee.model,
+            trainee.step,
+            trainee.batches,
             settings,
             accelerator,
             workspace,
@@ -102,19 +99,37 @@ def finetune(options: FinetuneOptions) -> Path:
             if best.is_dir():
                 shutil.copytree(best, workspace.path, dirs_exist_ok=True)
             else:
-                save(workspace.path)
+                trainee.save(workspace.path)
             names = [one.name for one in collections]
-            write_model_card(workspace.path, options, names, encoder.config, encoder.dimension)
-            facts = {
-                **read_json(workspace.path / "encoder.json"),
-                "dimension": encoder.dimension,
-                "collections": names,
-                "steps": steps,
-            }
-            workspace.commit(facts)
+            trainee.write_card(workspace.path, names)
+            workspace.commit({**trainee.facts, "collections": names, "steps": steps})
             say(f"finetune: {steps:,} steps done, saved to {workspace.output}")
         accelerator.wait_for_everyone()
         return workspace.output
+
+
+def _bi_encoder_trainee(
+    options: FinetuneOptions, collections: Sequence[Collection], dev_collection: Collection
+) -> Trainee:
+    """Load the start and join it with its data."""
+    encoder = load_encoder(options)
+    batches = _batches(options, collections, encoder)
+    dev = _dev(options, dev_collection)
+    if options.lora:
+        add_lora(encoder, options.lora, options.seed)
+    if options.gradient_checkpointing:
+        recompute_layers(encoder)
+    config = encoder.config
+    return Trainee(
+        model=BiEncoder(encoder),
+        step=_step(options, encoder),
+        batches=batches,
+        against=_against(options),
+        score=None if dev is None else lambda: dev(encoder),
+        save=lambda folder: without_lora(encoder).save(folder, card=""),
+        write_card=lambda folder, names: write_model_card(folder, options, names, config, encoder.dimension),
+        facts={**asdict(config), "similarity": config.similarity, "dimension": encoder.dimension},
+    )
 
 
 def load_encoder(options: FinetuneOptions) -> Encoder:
@@ -144,6 +159,7 @@ def _check(options: FinetuneOptions) -> None:
             f"--weights gives {len(options.weights)} numbers for {len(options.collection)} collections",
             hint="give one for each, in their order",
         )
+    check_kind(options)
     if options.lora:
         require_peft()
     if options.graph_memory and options.cache_tokens is None:
@@ -237,22 +253,28 @@ def _step(options: FinetuneOptions, encoder: Encoder) -> Step:
     return cached_step(loss_of, options.cache_tokens, int(options.graph_memory * _GIB))
 
 
-def _plan(options: FinetuneOptions, batches: Batches, steps: int, processes: int) -> str:
+def _against(options: FinetuneOptions) -> str:
+    """Say what a bi-encoder's queries are trained against."""
+    if options.loss == "regression":
+        return "to the scores of their pairs"
+    if options.loss in _TEACHERS:
+        return f"to a teacher's scores of {1 + options.negatives:,} passages each"
+    processes = world_size()
+    shared = options.batch_size if options.share_negatives else options.batch_size // processes
+    against = f"against {shared * (1 + options.negatives):,} candidates at most"
+    if processes > 1:
+        against += ", shared by all processes" if options.share_negatives else ", those of their own process"
+    return against
+
+
+def _plan(options: FinetuneOptions, trainee: Trainee, steps: int, processes: int) -> str:
     """Say what one step is made of."""
+    batches = trainee.batches
     left = batches.count % options.batch_size if len(options.collection) == 1 else 0
     left_over = f" ({left:,} left over in each epoch, others each time)" if left else ""
-    if options.loss == "regression":
-        against = "to the scores of their pairs"
-    elif options.loss in _TEACHERS:
-        against = f"to a teacher's scores of {1 + options.negatives:,} passages each"
-    else:
-        shared = options.batch_size if options.share_negatives else options.batch_size // processes
-        against = f"against {shared * (1 + options.negatives):,} candidates at most"
-        if processes > 1:
-            against += ", shared by all processes" if options.share_negatives else ", those of their own process"
     together = "1 process" if processes == 1 else f"{processes} processes"
     return (
         f"finetune: {batches.count:,} queries{left_over}, {steps:,} steps of {options.batch_size:,} queries "
-        f"({steps / batches.steps_per_epoch:.2f} epochs) {against}, on {together}; "
+        f"({steps / batches.steps_per_epoch:.2f} epochs) {trainee.against}, on {together}; "
         f"loss {options.loss}, learning rate {options.learning_rate:g}"
     )

@@ -1,7 +1,8 @@
-"""Losses of bi-encoder training: against the other passages of a step, a teacher's scores, or scored pairs.
+"""Losses of training: against the other passages of a step, a teacher's scores, scored pairs; those of cross-encoders.
 
-All are functions of vectors and of what a `PairBatch` says about them, so that they serve gradient caching too,
-and all are means over the queries of all processes: each query weighs the same.
+Those of bi-encoders are functions of vectors and of what a `PairBatch` says about them, so that they serve gradient
+caching too, and means over the queries of all processes: each query weighs the same. Those of cross-encoders are
+functions of scores, and give one number for each query.
 """
 
 from __future__ import annotations
@@ -223,6 +224,38 @@ def cosine_regression(first: Tensor, second: Tensor, scores: Tensor) -> Tensor:
     """
     cosines = nn.functional.cosine_similarity(at_least_float32(first), at_least_float32(second), dim=1)
     return _mean_over_all((cosines - scores.to(cosines)).square())
+
+
+def localized_contrastive(scores: Tensor, targets: Tensor, owners: Tensor) -> Tensor:
+    """Make a cross-encoder prefer each query's positive to its own negatives (LCE; Gao, Dai and Callan 2021).
+
+    ::
+
+        L_i = -log( exp(s(q_i, p_i+)) / sum_p exp(s(q_i, p)) ),  p the passages of query i alone
+
+    Args:
+        scores: (m,) of pairs.
+        targets: (n,) int64, the row of each query's positive.
+        owners: (m,) int64, the query of each pair.
+
+    Returns:
+        (n,) the loss of each query.
+    """
+    return -_log_softmax_of_each(scores, owners, len(targets))[targets]
+
+
+def pairwise_binary(scores: Tensor, targets: Tensor, owners: Tensor) -> Tensor:
+    """Make a cross-encoder tell right pairs from wrong ones: cross entropy of ``sigmoid(s)`` (Nogueira and Cho 2019).
+
+    Args are those of `localized_contrastive`.
+
+    Returns:
+        (n,) for each query the mean over its pairs.
+    """
+    right = torch.zeros_like(scores).index_fill(0, targets, 1.0)
+    losses = nn.functional.binary_cross_entropy_with_logits(scores, right, reduction="none")
+    counts = torch.bincount(owners, minlength=len(targets))
+    return losses.new_zeros(len(targets)).index_add(0, owners, losses) / counts
 
 
 def matryoshka(loss_of: LossOf, lengths: Sequence[int], *, normalize: bool) -> LossOf:

@@ -1,4 +1,4 @@
-"""The model card of a fine-tuned encoder: what it was made of, how it did on dev, how to load it."""
+"""The model card of a fine-tuned encoder or cross-encoder: what it was made of, how it did on dev, how to load it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,48 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from condenser.artifacts import result_config
 from condenser.files import atomic_write, read_records
 from retrieval.encoder_files import PASSAGE_TOWER, QUERY_TOWER, EncoderConfig
 from retrieval.options import FinetuneOptions
 
+if TYPE_CHECKING:
+    from retrieval.cross_encoder import PairConfig
+
 _FRONT_MATTER = """---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
 tags: [condenser-ir, dense-retrieval]
+---"""
+_CROSS_FRONT_MATTER = """---
+library_name: sentence-transformers
+pipeline_tag: text-ranking
+tags: [condenser-ir, cross-encoder]
 ---"""
 _POOLED = {
     "cls": "states[:, 0]",
     "mean": "(states * mask).sum(dim=1) / mask.sum(dim=1)",
     "last": "states[torch.arange(len(states)), mask.sum(dim=1).long().squeeze(1) - 1]",
 }
+
+
+_CROSS_LOADING = """\
+`condenser rerank --model FOLDER` puts the hits of a run into its order. With sentence-transformers:
+
+    from sentence_transformers import CrossEncoder
+    scores = CrossEncoder("FOLDER").predict([("a question", "a passage")])
+
+With transformers alone:
+
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+    model = AutoModelForSequenceClassification.from_pretrained("FOLDER").eval()
+    tokens = tokenizer(["a question"], ["a passage"], truncation=True, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        scores = model(**tokens).logits[:, 0]"""
 
 
 class DevScores(NamedTuple):
@@ -50,11 +75,34 @@ def write_model_card(
         _training(options, collections),
         _dev(options, best_scores(folder / "log.jsonl")),
         _loading(config),
-        "`log.jsonl` holds the training log, `manifest.json` every option, the versions and the fingerprints of what "
-        "was read.",
     ]
+    _write(folder, _FRONT_MATTER, parts)
+
+
+def write_cross_encoder_card(
+    folder: Path, options: FinetuneOptions, collections: Sequence[str], config: PairConfig
+) -> None:
+    """Write ``README.md`` into a cross-encoder's folder; arguments as for `write_model_card`."""
+    query = config.query_max_length or config.max_length
+    parts = [
+        f"# Cross-encoder trained on {', '.join(collections)}",
+        "Reads query and passage together and gives one number, higher for better passages; started from "
+        f"`{_name(options.encoder)}`. Queries of at most {query} tokens, pairs of at most {config.max_length}, "
+        f"passages as `{config.passage_template}`.",
+        _training(options, collections),
+        _dev(options, best_scores(folder / "log.jsonl")),
+        _CROSS_LOADING,
+    ]
+    _write(folder, _CROSS_FRONT_MATTER, parts)
+
+
+def _write(folder: Path, front_matter: str, parts: Sequence[str]) -> None:
+    last = (
+        "`log.jsonl` holds the training log, `manifest.json` every option, the versions and the fingerprints of what "
+        "was read."
+    )
     with atomic_write(folder / "README.md") as stream:
-        stream.write(f"{_FRONT_MATTER}\n" + "\n\n".join(parts) + "\n")
+        stream.write(f"{front_matter}\n" + "\n\n".join([*parts, last]) + "\n")
 
 
 def best_scores(log: Path) -> DevScores | None:
@@ -110,6 +158,9 @@ def _dev(options: FinetuneOptions, best: DevScores | None) -> str:
     pool = ""
     if any(name.startswith("dev_pool") for name in best.scores):
         pool = f" They were taken over a pool of {options.eval_pool:,} passages, so they are higher than test figures."
+    if options.cross_encoder:
+        run = "BM25" if options.dev_run is None else f"`{Path(options.dev_run).name}`"
+        pool = f" They are of the first {options.dev_depth:,} hits of {run}, reranked."
     return (
         f"Figures on split `{options.dev_split}` after step {best.step:,}, whose weights these are.{pool}\n\n"
         f"| figure | value |\n|---|---|\n{rows}"

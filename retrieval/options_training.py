@@ -11,7 +11,7 @@ from retrieval.option_types import Device, Format, Split
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(Options):
-    """Train a bi-encoder on judged pairs, with in-batch and given negatives, or to a teacher's scores."""
+    """Train a bi-encoder on judged pairs or to a teacher's scores, or a cross-encoder on judged pairs."""
 
     encoder: str = source("folder or hub name to start from: a pretrained or an encoder folder")
     collection: list[str] = source(
@@ -37,10 +37,14 @@ class FinetuneOptions(Options):
     max_steps: int | None = option(None, "optimiser steps; default: from --epochs", minimum=1)
     epochs: float = option(3.0, "passes over the training queries", above=0, maximum=1_000_000)
     batch_size: int = option(64, "queries per step, over all processes", minimum=1)
-    loss: Literal["softmax", "margin_mse", "kl", "regression"] = option(
+    cross_encoder: bool = option(
+        False, "train a cross-encoder, which reads query and passage together: a judge for `rerank` (docs/reranking.md)"
+    )
+    loss: Literal["softmax", "margin_mse", "kl", "regression", "binary"] = option(
         "softmax",
-        "softmax over all passages of the step; margin_mse or kl against the scores of a teacher in the data; "
-        "regression of the cosine on scored pairs",
+        "softmax over all passages of the step, with --cross_encoder over the query's own; margin_mse or kl against "
+        "the scores of a teacher in the data; regression of the cosine on scored pairs; binary: right or wrong, with "
+        "--cross_encoder",
     )
     negatives: int = option(0, "hard negatives per query, where the collection gives them", minimum=0)
     share_negatives: bool = option(True, "with several processes: each query meets the passages of all of them")
@@ -87,7 +91,8 @@ class FinetuneOptions(Options):
     max_grad_norm: float = option(1.0, "gradient clipping by global norm", above=0)
     cache_tokens: int | None = option(
         None,
-        "gradient caching: tokens whose graph exists at one time; the gradient is that of the whole batch",
+        "gradient caching: tokens whose graph exists at one time; the gradient is that of the whole batch; with "
+        "--cross_encoder always, default: 2048 on a CPU, 16384 on a GPU",
         minimum=1,
     )
     graph_memory: float = option(
@@ -103,6 +108,14 @@ class FinetuneOptions(Options):
         1000,
         "passages searched in the dev evaluation: all positives and a fixed sample; 0: the whole corpus",
         minimum=0,
+    )
+    dev_run: str | None = source(
+        "with --cross_encoder: run of the dev queries that is reranked to choose the best checkpoint; default: BM25's",
+        default=None,
+    )
+    dev_depth: int = option(20, "with --cross_encoder: first hits of it that are reranked", minimum=1)
+    dev_queries: int = option(
+        200, "with --cross_encoder: dev queries that are reranked, a fixed sample; 0: all", minimum=0
     )
     tracker: Literal["none", "tensorboard", "wandb"] = option(
         "none", "also send the log to this tracker", shapes_result=False
