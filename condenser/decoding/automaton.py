@@ -42,6 +42,16 @@ class Automaton:
         return len(self.moves)
 
     @property
+    def kinds(self) -> int:
+        """Number of classes."""
+        return self.moves.shape[1]
+
+    @property
+    def highest_token(self) -> int:
+        """The highest token that a text may hold, -1 if there is none."""
+        return int(np.flatnonzero(self.classes != NOWHERE).max(initial=-1))
+
+    @property
     def is_empty(self) -> bool:
         """Whether no text at all is accepted."""
         return not self.accepting.any()

@@ -211,10 +211,7 @@ def top_tokens(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     count = min(count, log_probs.shape[1])
     values, places = log_probs.topk(min(count + 1, log_probs.shape[1]), dim=1)
-    if values.isnan().any():
-        raise RunFailed(
-            "the model gives NaN for the next token", hint="its weights are damaged, or overflow in half precision"
-        )
+    refuse_nan(values)  # which counts as more than any number
     last = values[:, count - 1]
     # which of several equals topk takes is not said: where the cut goes through them, the row is sorted
     cut = (values[:, -1] == last) & (last > -torch.inf) if values.shape[1] > count else torch.zeros_like(last).bool()
@@ -226,6 +223,12 @@ def top_tokens(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
         in_order = log_probs[cut].sort(dim=1, descending=True, stable=True)
         values[cut], places[cut] = in_order.values[:, :count], in_order.indices[:, :count]
     return values, places
+
+
+def refuse_nan(log_probs: Tensor) -> None:
+    """Raise RunFailed if the model gave NaN."""
+    if log_probs.isnan().any():
+        raise RunFailed("the model gives NaN for the next token", hint="its weights are damaged, or it overflows")
 
 
 def best_of_each(groups: Tensor, scores: Tensor, count: int) -> Tensor:
