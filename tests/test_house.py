@@ -34,6 +34,7 @@ ROOMS = [
         "sharing",
         "options",
         "lm_options",
+        "score_options",
         "hub",
         "weights",
         "faults",
@@ -42,7 +43,7 @@ ROOMS = [
     {"models"},
     {"training", "decoding"},
     {"objectives"},
-    {"pretrain", "lm", "interop"},
+    {"pretrain", "lm", "score", "scorer", "interop"},
 ]
 LIGHT = [
     *(package for package in PACKAGES),

@@ -14,7 +14,7 @@ from transformers import ElectraForPreTraining
 from condenser.errors import UserError
 from condenser.files import disk_faults, read_json, write_json
 from condenser.hub import quiet_transformers
-from condenser.models.cloze import TwoTowerCloze
+from condenser.models.cloze import TwoTowerCloze, tower_of
 from condenser.models.condenser import at_least_float32
 from condenser.models.pooling import record_cls
 from condenser.weights import check_whole
@@ -157,33 +157,36 @@ def nce_losses(energy: Tensor, log_q: Tensor, replaced: Tensor, prior: Tensor | 
     return nn.functional.binary_cross_entropy_with_logits(log_odds, replaced.to(log_odds.dtype), reduction="none")
 
 
-def read_settings(folder: Path) -> dict[str, int]:
-    """Return the sizes of an Electric folder's noise model.
+def has_noise(folder: Path) -> bool:
+    """Say whether a folder is one of `ElectricModel.save`."""
+    return (folder / SETTINGS_FILE).is_file()
+
+
+def load_noise(folder: Path, energy: ElectraForPreTraining) -> TwoTowerCloze:
+    """Load the noise model that lies beside an energy model.
+
+    Args:
+        folder: what `ElectricModel.save` wrote.
+        energy: the energy model from there, whose embedding block the noise model shares.
 
     Raises:
-        UserError: no electric.json, or a size is missing or not a whole number.
+        UserError: no electric.json, or one without the sizes; weights missing, damaged, or of other names or shapes
+            than these sizes give.
     """
-    file = folder / SETTINGS_FILE
-    stored = read_json(file).get("noise_model")
-    if not isinstance(stored, dict) or any(type(stored.get(name)) is not int for name in TOWER_SIZES):
-        raise UserError(f"noise_model is {stored!r}, expected whole numbers for {', '.join(TOWER_SIZES)}", file)
-    return {name: stored[name] for name in TOWER_SIZES}
-
-
-def load_noise(noise: TwoTowerCloze, folder: Path) -> None:
-    """Take the noise model's weights of an Electric folder.
-
-    Raises:
-        UserError: weights missing, damaged, or of other names or shapes than the sizes in electric.json.
-    """
+    settings = folder / SETTINGS_FILE
+    sizes = read_json(settings).get("noise_model")
+    if not isinstance(sizes, dict) or any(type(sizes.get(name)) is not int for name in TOWER_SIZES):
+        raise UserError(f"noise_model is {sizes!r}, expected whole numbers for {', '.join(TOWER_SIZES)}", settings)
+    config = tower_of(energy.config, **{name: sizes[name] for name in TOWER_SIZES})
+    noise = TwoTowerCloze(config, energy.electra.embeddings)
     file = folder / NOISE_FILE
     check_whole(file)
-    tensors = load_file(file)
-    wanted = noise.own_tensors()
+    tensors, wanted = load_file(file), noise.own_tensors()
     for name in sorted(wanted.keys() | tensors.keys()):
-        shapes = [tuple(one[name].shape) if name in one else None for one in (tensors, wanted)]
-        if shapes[0] != shapes[1]:
-            raise UserError(f"noise model has {name!r} of shape {shapes[0]}, {SETTINGS_FILE} says {shapes[1]}", file)
+        found, expected = (tuple(one[name].shape) if name in one else None for one in (tensors, wanted))
+        if found != expected:
+            raise UserError(f"noise model has {name!r} of shape {found}, {SETTINGS_FILE} says {expected}", file)
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(tensors[name])
+    return noise
