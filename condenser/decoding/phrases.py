@@ -1,0 +1,102 @@
+"""Automata of texts in which phrases come as whole words."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from condenser.decoding.automaton import NOWHERE, Automaton, determinised, smallest
+from condenser.decoding.pieces import Pieces, in_word
+from condenser.decoding.regular import lifted
+
+
+def any_phrase(phrases: Sequence[str], pieces: Pieces) -> Automaton:
+    """Accept texts in which one of the phrases comes as whole words, cut as the tokenizer cuts it.
+
+    A phrase ends where its last word does: a ``##`` piece behind it, or one that begins with a letter and without a
+    blank, makes another word of it. Texts that spell a phrase by other tokens are left out; a model hardly ever
+    writes them, and the automaton is far smaller without.
+
+    Raises:
+        UserError: no phrase, a blank one, or one that is not in the vocabulary.
+    """
+    ways = [way for phrase in phrases for way in pieces.cuts(phrase)]
+    own = sorted({token for way in ways for token in way})
+    begins = np.array([bool(text) and in_word(text[0]) for text in pieces.texts])
+    ends = np.array([bool(text) and in_word(text[-1]) for text in pieces.texts])
+    # the tokens of the phrases are a class each; of all others only how they begin and end counts
+    kinds = 2 * pieces.goes_on + ends
+    symbols = [_Symbol(token, bool(begins[token]), bool(pieces.goes_on[token]), bool(ends[token])) for token in own]
+    symbols += [_Symbol(None, kind >= 2, kind >= 2, kind % 2 == 1) for kind in range(4)]
+    classes = np.where(pieces.ordinary, len(own) + kinds, NOWHERE)
+    classes[own] = range(len(own))
+    return smallest(classes, *_containing(ways, symbols))
+
+
+def any_spelling(phrases: Sequence[str], pieces: Pieces) -> Automaton:
+    """Accept texts in which one of the phrases comes as whole words, by whatever tokens it is spelt.
+
+    What is not accepted does not hold the phrases, whichever way one looks at it: this is for ``not``.
+
+    Raises:
+        UserError: as `any_phrase`.
+    """
+    spellings = [pieces.join(pieces.cuts(phrase)[0]) for phrase in phrases]
+    letters = sorted(set("".join(spellings)))
+    symbols = [_Symbol(letter, *3 * (in_word(letter),)) for letter in letters]
+    symbols += [_Symbol(None, word, word, word) for word in (False, True)]
+    moves, accepting = _containing(spellings, symbols)
+    place = {letter: number for number, letter in enumerate(letters)}
+    return lifted(moves, accepting, lambda letter: place.get(letter, len(letters) + in_word(letter)), pieces)
+
+
+class _Symbol(NamedTuple):
+    """A token or letter of a phrase, or (None) any other: how it begins, what it does to a word, how it ends."""
+
+    item: Hashable
+    begins_in_word: bool
+    goes_on: bool
+    ends_in_word: bool
+
+
+class _Place(NamedTuple):
+    """Where a text stands: behind ``matched`` items of a phrase; or (phrase -1) outside, in a word or not."""
+
+    phrase: int
+    matched: int = 0
+    in_word: bool = False
+
+
+_FOUND = _Place(-2)
+
+
+def _containing(phrases: Sequence[Sequence[Hashable]], symbols: Sequence[_Symbol]) -> tuple[np.ndarray, np.ndarray]:
+    """Return moves and acceptance of texts that hold one of the phrases at word boundaries.
+
+    A text may be outside and in several phrases at once, as in a a a b for the phrase a a b.
+    """
+    ends_in_word = {symbol.item: symbol.ends_in_word for symbol in symbols}
+
+    def matched(phrase: int, count: int) -> _Place:
+        whole = count == len(phrases[phrase])
+        return _FOUND if whole and not ends_in_word[phrases[phrase][-1]] else _Place(phrase, count)
+
+    def step(place: _Place, symbol: _Symbol) -> list[_Place]:
+        if place == _FOUND:
+            return [_FOUND]
+        if place.phrase >= 0:
+            phrase = phrases[place.phrase]
+            if place.matched == len(phrase):
+                return [] if symbol.goes_on else [_FOUND]
+            return [matched(place.phrase, place.matched + 1)] if symbol.item == phrase[place.matched] else []
+        after = [_Place(-1, in_word=symbol.ends_in_word)]
+        if not (place.in_word and symbol.begins_in_word):
+            after += [matched(number, 1) for number, phrase in enumerate(phrases) if symbol.item == phrase[0]]
+        return after
+
+    def accepts(place: _Place) -> bool:
+        return place == _FOUND or (place.phrase >= 0 and place.matched == len(phrases[place.phrase]))
+
+    return determinised([_Place(-1)], step, accepts, symbols)
