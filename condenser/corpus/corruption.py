@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from condenser.options import RandomTokens
 
 IGNORED = -100
 _SEEDS = 2**62
+_ROUNDING = 1e-9  # a share of 0.15 of 20 tokens may come out above 3
 
 
 class Corrupted(NamedTuple):
@@ -39,6 +41,7 @@ class MaskingPolicy:
         special: ids that are never chosen: what stands for an unknown word teaches nothing.
         probability: share of the tokens that are chosen.
         whole_words: choose words, not single tokens.
+        round_up: of single tokens, choose the next whole number of them, not the nearest.
         masked: share of the chosen tokens that become the mask token.
         random: share of them that become a random token; the others stay as they are.
         generator: a generator will draw what stands in their place, and each span has a seed for that.
@@ -49,6 +52,7 @@ class MaskingPolicy:
     special: np.ndarray
     probability: float = 0.15
     whole_words: bool = True
+    round_up: bool = False
     masked: float = 0.8
     random: float = 0.1
     generator: bool = False
@@ -84,7 +88,7 @@ def corrupt(span: SpanTokens, policy: MaskingPolicy, rng: np.random.Generator) -
     if policy.whole_words:
         chosen = choose_words(span.word_starts, policy.probability, rng, ordinary)
     else:
-        chosen = choose_tokens(ordinary, policy.probability, rng)
+        chosen = choose_tokens(ordinary, policy.probability, rng, round_up=policy.round_up)
     labels[chosen] = ids[chosen]
     draw = rng.random(len(chosen))
     ids[chosen[draw < policy.masked]] = policy.mask_id
@@ -93,16 +97,21 @@ def corrupt(span: SpanTokens, policy: MaskingPolicy, rng: np.random.Generator) -
     return Corrupted(ids, labels, int(rng.integers(_SEEDS)) if policy.generator else 0)
 
 
-def choose_tokens(ordinary: np.ndarray, probability: float, rng: np.random.Generator) -> np.ndarray:
+def choose_tokens(
+    ordinary: np.ndarray, probability: float, rng: np.random.Generator, *, round_up: bool = False
+) -> np.ndarray:
     """Return the ascending positions of ``max(1, round(n * probability))`` different tokens, fewer if there are fewer.
 
     Args:
         ordinary: bool (n,), False on tokens that are never chosen.
         probability: share of the n tokens.
         rng: what decides.
+        round_up: choose the next whole number in place of the nearest.
     """
     positions = np.flatnonzero(ordinary)
-    count = min(len(positions), max(1, round(len(ordinary) * probability)))
+    wanted = len(ordinary) * probability
+    nearest = math.ceil(wanted - _ROUNDING) if round_up else round(wanted)
+    count = min(len(positions), max(1, nearest))
     return np.sort(rng.choice(positions, size=count, replace=False))
 
 

@@ -87,6 +87,11 @@ def test_single_tokens_are_chosen_once_each(ordinary: str, probability: float, c
     assert len(chosen) == count == len(set(chosen.tolist())) and flags[chosen].all()
 
 
+@pytest.mark.parametrize(("tokens", "count"), [(1, 1), (6, 1), (7, 2), (20, 3), (21, 4), (100, 15), (126, 19)])
+def test_single_tokens_are_rounded_up_where_that_is_asked(tokens: int, count: int) -> None:
+    assert len(choose_tokens(np.ones(tokens, bool), 0.15, np.random.default_rng(0), round_up=True)) == count
+
+
 def test_seeds_are_drawn_behind_the_masks() -> None:
     span = span_of([1, 2, 3] * 10)
     plain, seeded = (
