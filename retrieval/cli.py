@@ -74,6 +74,12 @@ VERBS: dict[str, Verb] = {
         "condenser.lm:perplexity",
         positional=("model",),
     ),
+    "lm automaton": Verb(
+        "a constraint on texts as an automaton",
+        "condenser.decoding.options:LmAutomatonOptions",
+        "condenser.decoding.drawing:show_automaton",
+        positional=("expression",),
+    ),
     "mine": Verb("a search's wrong hits to hard negatives", "retrieval.options:MineOptions", "retrieval.mine:mine"),
     "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
     "index": Verb("vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index:build_index"),
