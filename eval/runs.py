@@ -207,6 +207,12 @@ def _duplicate(path: str | Path, query_id: str, passage_id: str) -> UserError:
     return UserError(what, where, "--duplicates best keeps the better score")
 
 
+def place_of(path: str | Path, query_id: str, passage_id: str) -> str:
+    """Return the ``file:line`` on which a hit stands first, or the file where lines tell nothing."""
+    lines = [] if _is_json(path) else _lines_with(path, query_id, passage_id)
+    return f"{path}:{lines[0]}" if lines else str(path)
+
+
 def first_byte(path: str | Path) -> bytes:
     """Return the first byte of a file, unpacked; empty when it has none.
 

@@ -88,6 +88,7 @@ VERBS: dict[str, Verb] = {
         "passages added to an index and deleted from it", "retrieval.options:UpdateOptions", "retrieval.updates:update"
     ),
     "search": Verb("queries to a run", "retrieval.options:SearchOptions", "retrieval.search:search"),
+    "rerank": Verb("a run in a cross-encoder's order", "retrieval.options:RerankOptions", "retrieval.rerank:rerank"),
     "fuse": Verb("runs to one run", "retrieval.options:FuseOptions", "retrieval.fuse:fuse", positional=("runs",)),
     "evaluate": Verb("a run to MRR, nDCG, recall", "eval.options:EvaluateOptions", "retrieval.evaluate:evaluate"),
     "compare": Verb(

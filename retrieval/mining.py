@@ -28,8 +28,8 @@ class Ranking(NamedTuple):
     scores: np.ndarray | None
 
 
-def rankings_of(path: str | Path, depth: int) -> Iterator[Ranking]:
-    """Yield the first hits of each query of a run file, in house order; one query is in memory at a time.
+def rankings_of(path: str | Path, depth: int | None) -> Iterator[Ranking]:
+    """Yield the first hits (None: all) of each query of a run file, in house order; one query is in memory at a time.
 
     Raises:
         UserError: what `eval.runs.read_rankings` raises; a query whose lines are not together.

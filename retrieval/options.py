@@ -240,6 +240,41 @@ class SearchOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RerankOptions(Options):
+    """Put the first hits of a run into the order of a cross-encoder, which reads query and passage together."""
+
+    model: str = source(
+        "cross-encoder: made by `finetune --cross_encoder`, or any classifier of pairs; folder or hub name"
+    )
+    run: str = source("run to rerank: TREC, MS MARCO or JSON, .gz too")
+    collection: str = source("the collection that was searched, for its texts")
+    format: Format = option("auto", "how its files are to be read; auto looks at them")
+    split: Split | None = option(None, "only the queries judged in this split; default: all of the run")
+    depth: int = option(100, "first hits of each query that are scored", minimum=1)
+    below: Literal["keep", "drop"] = option(
+        "keep", "hits below the depth: keep them behind the others, in their order, or drop them"
+    )
+    output: str = output("run file to write: .trec, .tsv (MS MARCO) or .json")
+    scores: str | None = option(
+        None,
+        "also write the scores here (.tsv), with those of the positives of --split, for `finetune --scores_file`",
+        shapes_result=False,
+    )
+    max_length: int | None = option(None, "longest pair in tokens; default: as the model says, 512 at most", minimum=8)
+    batch_tokens: int | None = option(
+        None,
+        "tokens per batch, counted as if padded; default: 2048 on a CPU, 65536 on a GPU",
+        shapes_result=False,
+        minimum=1,
+    )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
+        "auto", "type to compute in; auto: bfloat16 on a GPU that has it, else float32"
+    )
+    device: Device = option("auto", "where to compute", shapes_result=False)
+    skip_bad: bool = option(False, "pass over lines that cannot be read, and count them")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Options):
     """Train in two stages, the second one on negatives that the first one finds; then encode, search and measure."""
 
