@@ -1,10 +1,11 @@
-"""In which type an encoder computes: float32, half precision on a GPU, or 8-bit integers on a CPU."""
+"""In which type an encoder computes: float32, half precision where the hardware has it, or 8-bit integers on a CPU."""
 
 from __future__ import annotations
 
 import torch
 
 from condenser.errors import UserError
+from condenser.models.half import cpu_multiplies_bfloat16
 from condenser.models.int8 import is_available
 from condenser.models.packed import packed_forward_of
 from retrieval.encoder import Encoder, Kind
@@ -25,7 +26,7 @@ def set_precision(encoder: Encoder, kind: Kind, dtype: str = "auto", quantize: s
         The type's name, for the facts of what is made.
 
     Raises:
-        UserError: half precision on a CPU; int8 on a GPU, together with another type, for a family that is
+        UserError: half precision on a CPU that is slow at it; int8 on a GPU, together with another type, for a family that is
             not supported, or in a build of PyTorch without it.
     """
     on_cpu = encoder.device.type == "cpu"
@@ -48,10 +49,14 @@ def set_precision(encoder: Encoder, kind: Kind, dtype: str = "auto", quantize: s
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> str:
-    """Return the type that ``auto`` means on a device, else the type itself; UserError for half precision on a CPU."""
+    """Return the type that ``auto`` means on a device, else the type itself.
+
+    Raises:
+        UserError: float16 on a CPU, or bfloat16 on one without instructions for it.
+    """
     on_cpu = device.type == "cpu"
     if dtype == "auto":
         return "float32" if on_cpu or not torch.cuda.is_bf16_supported(including_emulation=False) else "bfloat16"
-    if on_cpu and dtype != "float32":
-        raise UserError(f"--dtype {dtype} is for GPUs; a CPU computes in float32", hint="leave --dtype out")
+    if on_cpu and (dtype == "float16" or (dtype == "bfloat16" and not cpu_multiplies_bfloat16())):
+        raise UserError(f"--dtype {dtype} is for GPUs; this CPU computes in float32", hint="leave --dtype out")
     return dtype

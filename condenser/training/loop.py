@@ -25,6 +25,7 @@ from condenser.artifacts import Workspace
 from condenser.errors import RunFailed, UserError
 from condenser.faults import fault_point
 from condenser.files import write_json
+from condenser.models.half import cpu_multiplies_bfloat16
 from condenser.talk import Meter, say, warn
 from condenser.training.checkpoint import (
     load_checkpoint,
@@ -111,14 +112,16 @@ def start_accelerator(settings: LoopSettings) -> Accelerator:
     """Return the accelerator for a run.
 
     Raises:
-        UserError: CUDA asked for and absent, half precision on a CPU, or a tracker that is not installed.
+        UserError: CUDA asked for and absent, half precision on a CPU that is slow at it, or a tracker that is
+            not installed.
     """
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: this machine has no usable CUDA device", hint="leave --device at auto")
     on_cpu = settings.device == "cpu" or not torch.cuda.is_available()
-    if on_cpu and settings.mixed_precision != "no":
+    asked = settings.mixed_precision
+    if on_cpu and (asked == "fp16" or (asked == "bf16" and not cpu_multiplies_bfloat16())):
         raise UserError(
-            f"--mixed_precision {settings.mixed_precision} needs a GPU; on a CPU it is many times slower than float32",
+            f"--mixed_precision {asked} needs a GPU; on this CPU it is many times slower than float32",
             hint="use --mixed_precision no",
         )
     trackers = tracker_settings(settings.tracker, settings.output)

@@ -35,8 +35,7 @@ def test_int8_is_near_and_the_same_in_any_batch(tiny_bert: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"dtype": "float16"}, "--dtype float16 is for GPUs; a CPU computes in float32 (leave --dtype out)"),
-        ({"dtype": "bfloat16"}, "--dtype bfloat16 is for GPUs; a CPU computes in float32 (leave --dtype out)"),
+        ({"dtype": "float16"}, "--dtype float16 is for GPUs; this CPU computes in float32 (leave --dtype out)"),
         ({"dtype": "float32", "quantize": "int8"}, "--quantize int8 and --dtype float32 are two types"),
     ],
 )
@@ -44,6 +43,19 @@ def test_what_cannot_be_is_refused_in_one_line(tiny_bert: Path, settings: dict[s
     with pytest.raises(UserError) as caught:
         set_precision(Encoder.load(tiny_bert), "passage", **settings)
     assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_bfloat16_on_a_cpu_wants_instructions_for_it(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder.load(tiny_bert, normalize=True, pooling="mean")
+    exact = encoder.encode_queries(TEXTS)
+    monkeypatch.setattr("retrieval.precision.cpu_multiplies_bfloat16", lambda: False)
+    with pytest.raises(UserError, match=r"--dtype bfloat16 is for GPUs; this CPU computes in float32 \(leave"):
+        set_precision(encoder, "query", "bfloat16")
+    monkeypatch.setattr("retrieval.precision.cpu_multiplies_bfloat16", lambda: True)
+    assert set_precision(encoder, "query", "bfloat16") == "bfloat16"
+    rounded = encoder.encode_queries(TEXTS)
+    assert rounded.dtype == np.float32
+    assert (exact * rounded).sum(axis=1).min() > 0.999 and not np.allclose(exact, rounded, atol=1e-5)
 
 
 @pytest.mark.skipif(not is_available(), reason="this build of PyTorch has no 8-bit products")

@@ -164,7 +164,10 @@ def test_checkpoints_none_of_which_is_sound_are_no_fresh_start(
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_half_precision_is_no_choice_on_a_cpu(precision: str) -> None:
+def test_half_precision_is_no_choice_on_a_cpu_that_is_slow_at_it(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Case R29: said, not passed over in silence."""
+    monkeypatch.setattr("condenser.training.loop.cpu_multiplies_bfloat16", lambda: False)
     with pytest.raises(UserError, match=f"--mixed_precision {precision} needs a GPU; .*use --mixed_precision no"):
         start_accelerator(replace(SETTINGS, mixed_precision=precision))
