@@ -26,8 +26,8 @@ def set_precision(encoder: Encoder, kind: Kind, dtype: str = "auto", quantize: s
         The type's name, for the facts of what is made.
 
     Raises:
-        UserError: half precision on a CPU that is slow at it; int8 on a GPU, together with another type, for a family that is
-            not supported, or in a build of PyTorch without it.
+        UserError: half precision on a CPU that is slow at it; int8 on a GPU, together with another type, for a
+            family that is not supported, or in a build of PyTorch without it.
     """
     on_cpu = encoder.device.type == "cpu"
     if quantize == "int8":
