@@ -11,8 +11,6 @@ from transformers import AutoModelForMaskedLM, BertTokenizer, ElectraConfig, Ele
 
 from condenser.errors import UserError
 from condenser.models.backbone import load_backbone
-from condenser.models.cloze import TwoTowerCloze, tower_config
-from condenser.models.electric import ElectricModel
 from condenser.scorer import Scorer
 from tests.condenser.models.test_electric import EXPECTED, TENSORS, electric
 from tests.condenser.reference import TOLERANCE
@@ -27,21 +25,6 @@ def golden_scorer(tmp_path_factory: pytest.TempPathFactory) -> Scorer:
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghi"]) + "\n")
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     return Scorer(electric(), folder, batch_tokens=64)
-
-
-@pytest.fixture(scope="module")
-def electric_folder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
-    folder = tmp_path_factory.mktemp("electric")
-    tokenizer = BertTokenizer.from_pretrained(tiny_bert)
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(3)
-    config = ElectraConfig(
-        vocab_size=len(tokenizer), embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=24, initializer_range=0.3,
-    )  # fmt: skip
-    energy = ElectraForPreTraining(config)
-    ElectricModel(energy, TwoTowerCloze(tower_config(config, 0.25), energy.electra.embeddings)).save(folder)
-    return folder
 
 
 def test_scores_equal_the_reference(golden_scorer: Scorer) -> None:
@@ -59,11 +42,11 @@ def test_log_z_is_near_the_sum_over_the_vocabulary(golden_scorer: Scorer) -> Non
     for row, text in enumerate(["a b c d e f g h", "i h a e"]):
         candidates = TENSORS["candidates"][row].bool()
         exact = TENSORS["log_Z"][row][candidates]
-        found = golden_scorer.log_z([text] * 60, draws=3000, seed=1)
+        found = golden_scorer.log_z([text] * 60, draws=800, seed=1)
         assert found.positions == 60
         assert exact.min() - 0.05 < found.mean < exact.max() + 0.05
         assert found.mean == pytest.approx(exact.mean().item(), abs=0.05)
-        assert golden_scorer.log_z([text] * 60, draws=3000, seed=1) == found
+        assert golden_scorer.log_z([text] * 60, draws=800, seed=1) == found
     one_word = "a"
     table = []
     for token in range(14):
