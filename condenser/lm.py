@@ -25,11 +25,14 @@ from condenser.corpus.streams import (
 )
 from condenser.corpus.tokens import TokenStore, load_tokenizer
 from condenser.corpus.wordvectors import read_word_vectors
+from condenser.decoding.generators import Recurrent
+from condenser.decoding.sampling import SampleSettings, sample
 from condenser.errors import UserError
 from condenser.files import dump_json, existing_file
-from condenser.lm_options import LmPerplexityOptions, LmTrainOptions
+from condenser.lm_options import MOST_TEXTS, LmPerplexityOptions, LmSampleOptions, LmTrainOptions
 from condenser.manifest import MANIFEST, fingerprint, load_manifest
 from condenser.models.language_model import LanguageModel, Network, StreamModel
+from condenser.models.rows import batches_by_length, resolve_device
 from condenser.pretrain import loop_settings
 from condenser.talk import say
 from condenser.training.loop import BEST, Evaluation, evaluating, start_accelerator, train
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 _DEFAULT_EMBEDDING = 256
 # What is read at one time when nothing is trained, padding included.
 _TOKENS_AT_ONCE = 8192
+_TEXTS_AT_ONCE = 256
 
 
 def next_token_objective(model: nn.Module, batch: StreamBatch, *, share: float, fraction: float) -> dict[str, Tensor]:
@@ -98,15 +102,11 @@ def train_lm(options: LmTrainOptions) -> Path:
             f"({steps / streams.steps_per_epoch:.2f} epochs); {weights:,} weights"
         )
 
-        def save(folder: Path) -> None:
-            folder.mkdir(exist_ok=True)
-            model.save(folder)
-
         evaluation = None
         if options.dev:
             held_out = read_token_documents(options.dev, tokenizer)
             every = options.eval_every or streams.steps_per_epoch
-            evaluation = Evaluation(every=every, score=lambda: _dev_scores(model, held_out, frame), save=save)
+            evaluation = Evaluation(every=every, score=lambda: _dev_scores(model, held_out, frame), save=model.save)
         train(
             StreamModel(model, options.batch_size),
             accumulate(next_token_objective),
@@ -116,9 +116,11 @@ def train_lm(options: LmTrainOptions) -> Path:
             workspace,
             evaluation=evaluation,
         )
-        save(workspace.path)
-        if (workspace.scratch / BEST).is_dir():
-            shutil.copytree(workspace.scratch / BEST, workspace.path, dirs_exist_ok=True)
+        best = workspace.scratch / BEST
+        if best.is_dir():
+            shutil.copytree(best, workspace.path, dirs_exist_ok=True)
+        else:
+            model.save(workspace.path)
         tokenizer.save_pretrained(workspace.path)
         workspace.commit({"steps": steps, "tokens_read": steps * read, "vocabulary": len(tokenizer)})
         say(f"lm train: {steps:,} steps done, saved to {workspace.output}")
@@ -211,7 +213,7 @@ def perplexity(options: LmPerplexityOptions) -> str:
         UserError: no language model, or what reading the documents raises.
     """
     model, tokenizer = load_lm(options.model)
-    model.to(_device(options.device))
+    model.to(resolve_device(options.device))
     found = measure(model, read_token_documents(options.input, tokenizer), text_frame(tokenizer))
     figures = {"perplexity_per_token": found.per_token, "perplexity_per_word": found.per_word, **found._asdict()}
     if options.json:
@@ -220,6 +222,42 @@ def perplexity(options: LmPerplexityOptions) -> str:
         f"perplexity {found.per_token:.2f} per token ({found.tokens:,} tokens), "
         f"{found.per_word:.2f} per word ({found.words:,} words); {found.nll / found.tokens:.4f} nats per token"
     )
+
+
+def sample_texts(options: LmSampleOptions) -> str:
+    """Draw texts from a language model.
+
+    Returns:
+        One text a line, each with the prompt.
+
+    Raises:
+        UserError: no language model.
+    """
+    model, tokenizer = load_lm(options.model)
+    model.to(resolve_device(options.device))
+    frame = text_frame(tokenizer)
+    prompt = [frame.start, *tokenizer(options.prompt, add_special_tokens=False)["input_ids"]]
+    settings = SampleSettings(
+        end=frame.end,
+        max_length=options.max_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        forbidden=tuple(sorted(set(tokenizer.all_special_ids) - {frame.end})),
+    )
+    lines = []
+    for start in range(0, options.count, _TEXTS_AT_ONCE):
+        numbers = range(start, min(start + _TEXTS_AT_ONCE, options.count))
+        read = torch.tensor([prompt] * len(numbers), device=model.output.bias.device)
+        state = model.initial_state(len(read))
+        with torch.inference_mode():
+            for tokens in read[:, :-1].T:
+                _, state = model(tokens[:, None], state)
+        generator = Recurrent(model, state, read[:, -1])
+        drawn = sample(generator, settings, [options.seed * MOST_TEXTS + number for number in numbers])
+        texts = (tokenizer.decode([*prompt[1:], *one.tokens], skip_special_tokens=True) for one in drawn)
+        lines += [" ".join(text.split()) for text in texts]
+    return "\n".join(lines)
 
 
 def load_lm(folder: str | Path) -> tuple[LanguageModel, PreTrainedTokenizerBase]:
@@ -259,26 +297,16 @@ def _dev_scores(model: LanguageModel, documents: TokenDocuments, frame: TextFram
 
 def _padded(documents: TokenDocuments, frame: TextFrame) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield tokens and targets (rows, length) of documents of like length, padded at the right, longest first."""
-    order = np.argsort(-documents.lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        length = int(documents.lengths[order[start]]) + 1
-        rows = order[start : start + max(1, _TOKENS_AT_ONCE // length)]
+    lengths = (documents.lengths + 1).tolist()
+    for rows in batches_by_length(lengths, _TOKENS_AT_ONCE):
+        length = lengths[rows[0]]
         tokens = np.full((len(rows), length + 1), frame.end, np.int64)
         targets = np.full((len(rows), length), IGNORED, np.int64)
         tokens[:, 0] = frame.start
-        for row, number in enumerate(rows.tolist()):
-            ids = documents.document(number)
-            tokens[row, 1 : 1 + len(ids)] = ids
-            targets[row, : 1 + len(ids)] = tokens[row, 1 : 2 + len(ids)]
+        for row, number in enumerate(rows):
+            tokens[row, 1 : lengths[number]] = documents.document(number)
+            targets[row, : lengths[number]] = tokens[row, 1 : lengths[number] + 1]
         yield torch.from_numpy(tokens[:, :-1]), torch.from_numpy(targets)
-        start += len(rows)
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine has no usable CUDA device", hint="leave --device at auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _exp(nats: float) -> float:

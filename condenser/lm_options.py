@@ -9,6 +9,7 @@ from condenser.options import Options, option, output, seed_of, source
 
 Cell = Literal["rnn", "gru", "lstm"]
 Device = Literal["auto", "cpu", "cuda"]
+MOST_TEXTS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +67,13 @@ class LmSampleOptions(Options):
     """Texts drawn from a language model, one a line."""
 
     model: str = source("folder made by `condenser lm train`")
-    count: int = option(5, "texts", minimum=1, maximum=100_000)
+    count: int = option(5, "texts", minimum=1, maximum=MOST_TEXTS)
     prompt: str = option("", "how each text begins")
     max_tokens: int = option(64, "longest text in tokens, behind the prompt", minimum=1, maximum=2**17)
     temperature: float = option(1.0, "scores are divided by this before the softmax", above=0)
     top_k: int | None = option(None, "draw among the so many most probable tokens only", minimum=1)
-    top_p: float = option(1.0, "draw among the most probable tokens that together have this share", above=0, maximum=1)
+    top_p: float | None = option(
+        None, "draw among the fewest most probable tokens that together have this probability", above=0, maximum=1
+    )
     seed: int = seed_of("the draw; text i has the same in any number of texts")
     device: Device = option("auto", "where to compute")

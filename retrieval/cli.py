@@ -51,6 +51,12 @@ VERBS: dict[str, Verb] = {
     "pretrain": Verb(
         "MLM, Condenser and coCondenser pretraining", "condenser.options:PretrainOptions", "condenser.pretrain:pretrain"
     ),
+    "score": Verb(
+        "how plausible texts are, and queries given their passages",
+        "condenser.score_options:ScoreOptions",
+        "condenser.score:score",
+        positional=("file",),
+    ),
     "convert": Verb(
         "weights from and to other toolkits",
         "condenser.options:ConvertOptions",
@@ -68,6 +74,11 @@ VERBS: dict[str, Verb] = {
     "lm train": Verb(
         "text to a recurrent language model", "condenser.lm_options:LmTrainOptions", "condenser.lm:train_lm"
     ),
+    "lm train-writer": Verb(
+        "judged pairs to a model that writes queries for passages",
+        "retrieval.writer_options:TrainWriterOptions",
+        "retrieval.query_writer:train_writer",
+    ),
     "lm perplexity": Verb(
         "how well a language model foresees texts",
         "condenser.lm_options:LmPerplexityOptions",
@@ -79,6 +90,12 @@ VERBS: dict[str, Verb] = {
         "condenser.decoding.options:LmAutomatonOptions",
         "condenser.decoding.drawing:show_automaton",
         positional=("expression",),
+    ),
+    "lm sample": Verb(
+        "texts drawn from a language model",
+        "condenser.lm_options:LmSampleOptions",
+        "condenser.lm:sample_texts",
+        positional=("model",),
     ),
     "mine": Verb("a search's wrong hits to hard negatives", "retrieval.options:MineOptions", "retrieval.mine:mine"),
     "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
@@ -198,6 +215,10 @@ def _find_verb(words: list[str]) -> tuple[str, list[str]]:
         name = " ".join(words[:length])
         if name in VERBS:
             return name, words[length:]
+    below = [name for name in VERBS if name.startswith(f"{words[0]} ")]
+    if below:
+        close = nearest(" ".join(words[:2]), below) if len(words) > 1 else None
+        raise UserError(f"{words[0]} wants one of {', '.join(below)}", hint=f"did you mean {close}?" if close else None)
     close = nearest(words[0], VERBS)
     hint = f"did you mean {close}?" if close else "condenser --help lists the verbs"
     raise UserError(f"unknown verb {words[0]!r}", hint=hint)
