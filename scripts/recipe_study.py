@@ -128,14 +128,13 @@ def recipe_of(cell: Cell, start: str, settings: Settings) -> Recipe:
         "mixed_precision": "bf16" if settings.bfloat16 else "no",
         "seed": cell.seed,
     }
-    encoding = {"dtype": "bfloat16" if settings.bfloat16 else "auto"}
     sections: dict[str, dict[str, Any]] = {
         "finetune": finetune,
         "none": {"negatives": 0, "negatives_pool": None},
         "bm25": {"depth": settings.depth, "seed": cell.seed},
         "mine": {"depth": settings.depth, "seed": cell.seed},
-        "encode": encoding,
-        "search": {"k": 100, **encoding},
+        "encode": {"dtype": "bfloat16" if settings.bfloat16 else "auto"},
+        "search": {"k": 100},
     }
     return Recipe(Path(__file__), cell.collection, start, list(SPLITS), sections)
 
