@@ -142,7 +142,7 @@ class SpansOptions(Options):
 
 
 RandomTokens = Literal["ordinary", "all"]
-Objective = Literal["mlm", "mlm_contrastive", "condenser", "cocondenser"]
+Objective = Literal["mlm", "mlm_contrastive", "condenser", "cocondenser", "electra"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +195,34 @@ class PretrainOptions(Options):
         None, "Transformer layers in the Condenser head; default: as in --init, else 2", minimum=1
     )
     late_mlm: bool | None = option(None, "add the last layer's MLM loss to the head's; default: as in --init, else yes")
+    corruption: str = source(
+        "what stands in the masked tokens' place: the mask token, or draws of a masked LM, frozen, as generator:DIR",
+        default="mask",
+    )
+    whole_words: bool | None = option(None, "mask whole words; default: yes, but for electra single tokens")
+    init_generator: str | None = source(
+        "electra: folder or hub name of the generator; default: that beside --init, else a new one", default=None
+    )
+    generator_size: float | None = option(
+        None, "electra: width of a new generator as a share of the discriminator's; default: 0.25", above=0, maximum=1
+    )
+    generator_layers: int | None = option(
+        None, "electra: layers of a new generator; default: as the discriminator", minimum=1
+    )
+    generator_hidden: int | None = option(
+        None, "electra: width of a new generator in place of its share; heads as wide as the discriminator's", minimum=1
+    )
+    embedding_sharing: Literal["all", "token", "none"] = option(
+        "all", "electra: what generator and discriminator share: the whole embedding block, its words, nothing"
+    )
+    masked_share: float = option(
+        1.0, "electra: share of the chosen tokens that are masked, as in the paper; 0.85 as in the released code",
+        minimum=0, maximum=1,
+    )  # fmt: skip
+    discriminator_weight: float = option(50.0, "electra: weight of the discriminator's loss", minimum=0)
+    special_tokens_judged: bool = option(
+        True, "electra: CLS and SEP count in the discriminator's loss, as in the released code"
+    )
     seed: int = seed_of("the data order, masks, dropout and new weights")
     mixed_precision: Literal["no", "fp16", "bf16"] = option("no", "autocast type on GPUs")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute")

@@ -12,15 +12,17 @@ from condenser.artifacts import Workspace, result_config
 from condenser.corpus.batches import Frame, SpanBatches
 from condenser.corpus.tokens import TokenStore, load_tokenizer, require_words
 from condenser.errors import UserError
-from condenser.hub import position_limit
 from condenser.manifest import fingerprint, identity
-from condenser.objectives.base import Objective, Start, check_options, token_id
+from condenser.models.electra import GENERATOR_FOLDER
+from condenser.objectives.base import Objective, Start, check_length, check_options, span_length, token_id
+from condenser.objectives.electra import electra_policy, electra_step, start_electra
 from condenser.objectives.masked_lm import (
     contrastive_step,
+    generator_of,
+    masked_lm_policy,
     masked_lm_step,
     start_condenser,
     start_mlm,
-    whole_words,
 )
 from condenser.options import PretrainOptions
 from condenser.talk import say
@@ -30,13 +32,23 @@ from condenser.training.loop import LoopSettings, start_accelerator, train
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_MASKS = ("corruption", "random_tokens", "whole_words")
 _HEAD = ("skip_from", "head_layers", "late_mlm")
+_GENERATOR = (
+    "init_generator", "generator_size", "generator_hidden", "generator_layers", "embedding_sharing", "masked_share",
+    "discriminator_weight", "special_tokens_judged", "whole_words",
+)  # fmt: skip
 
 OBJECTIVES = {
-    "mlm": Objective(start_mlm, whole_words, masked_lm_step),
-    "mlm_contrastive": Objective(start_mlm, whole_words, contrastive_step, pairs=True, takes=("cache_chunk",)),
-    "condenser": Objective(start_condenser, whole_words, masked_lm_step, takes=_HEAD),
-    "cocondenser": Objective(start_condenser, whole_words, contrastive_step, pairs=True, takes=(*_HEAD, "cache_chunk")),
+    "mlm": Objective(start_mlm, masked_lm_policy, masked_lm_step, takes=_MASKS),
+    "mlm_contrastive": Objective(
+        start_mlm, masked_lm_policy, contrastive_step, pairs=True, takes=(*_MASKS, "cache_chunk")
+    ),
+    "condenser": Objective(start_condenser, masked_lm_policy, masked_lm_step, takes=(*_MASKS, *_HEAD)),
+    "cocondenser": Objective(
+        start_condenser, masked_lm_policy, contrastive_step, pairs=True, takes=(*_MASKS, *_HEAD, "cache_chunk")
+    ),
+    "electra": Objective(start_electra, electra_policy, electra_step, takes=_GENERATOR),
 }
 
 
@@ -61,11 +73,10 @@ def pretrain(options: PretrainOptions) -> Path:
         if (getattr(options, one) is None) == (getattr(options, other) is None):
             raise UserError(f"give exactly one of --{one} and --{other}")
     check_options(options, OBJECTIVES)
-    run_step = objective.step(options)
     accelerator = start_accelerator(loop_settings(options, max_steps=options.max_steps or 0))
     inputs = {"data": fingerprint(options.data)}
-    if options.init is not None:
-        inputs["init"] = identity(options.init)
+    read = {"init": options.init, "init_generator": options.init_generator, "corruption": generator_of(options)}
+    inputs |= {name: identity(place) for name, place in read.items() if place is not None}
     workspace = Workspace(options.output, "pretrained", config=result_config(options), inputs=inputs, resumable=True)
     with workspace if accelerator.is_main_process else nullcontext():
         accelerator.wait_for_everyone()
@@ -79,6 +90,7 @@ def pretrain(options: PretrainOptions) -> Path:
         if start.new and options.init is not None and not options.head_warmup_steps:
             say("--head_warmup_steps N would let what is new settle for N steps while the encoder stands still")
         batches = build_batches(options, objective, store, tokenizer, start.config)
+        run_step = objective.step(options, store, tokenizer)
         steps = options.max_steps or max(1, round(float(options.epochs or 0) * batches.steps_per_epoch))
         settings = loop_settings(options, max_steps=steps)
         if accelerator.is_main_process:
@@ -117,10 +129,8 @@ def build_batches(
         tokenizer: the store's.
         config: of the encoder, for its positions.
     """
-    length = options.max_length or int(store.manifest["facts"]["max_length"])
-    limit = position_limit(config)
-    if length > limit:
-        raise UserError(f"spans of {length} tokens do not fit the model's {limit} positions", options.data)
+    length = span_length(options, store)
+    check_length(length, config, options.data)
     special = tokenizer.num_special_tokens_to_add()
     if length <= special:
         raise UserError(f"--max_length {length} leaves no room for text beside {special} special tokens")
@@ -148,6 +158,8 @@ def _finish(
 ) -> None:
     start.model.save(workspace.path)
     tokenizer.save_pretrained(workspace.path)
+    if (workspace.path / GENERATOR_FOLDER).is_dir():
+        tokenizer.save_pretrained(workspace.path / GENERATOR_FOLDER)
     workspace.commit(
         {
             "objective": options.objective,

@@ -109,7 +109,7 @@ def measure(store_folder: str, documents: int, chunk: int, steps: int) -> dict[s
     batches = build_batches(options, objective, store, tokenizer, config)
     accelerator = start_accelerator(loop_settings(options))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    step, model = objective.step(options), model.train()
+    step, model = objective.step(options, store, tokenizer), model.train()
 
     def run(number: int, rows: int | None = None) -> None:
         (batch,) = batches(number)

@@ -11,7 +11,7 @@ from torch import nn
 from condenser.corpus.corruption import MaskingPolicy
 from condenser.corpus.tokens import TokenStore, load_tokenizer
 from condenser.errors import UserError
-from condenser.hub import local_folder
+from condenser.hub import local_folder, position_limit
 from condenser.options import PretrainOptions
 from condenser.training.steps import Step
 from condenser.weights import has_tokenizer
@@ -60,7 +60,7 @@ class Objective:
 
     start: Builder
     policy: Callable[[PretrainOptions, PreTrainedTokenizerBase], MaskingPolicy]
-    step: Callable[[PretrainOptions], Step]
+    step: Callable[[PretrainOptions, TokenStore, PreTrainedTokenizerBase], Step]
     pairs: bool = False
     takes: tuple[str, ...] = ()
 
@@ -103,6 +103,22 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, init: str, d
     if own.get_vocab() != tokenizer.get_vocab():
         described = [f"{type(one).__name__} of {len(one):,} entries" for one in (tokenizer, own)]
         raise UserError(f"the data's tokenizer ({described[0]}) is not the model's ({described[1]})", data, hint)
+
+
+def span_length(options: PretrainOptions, store: TokenStore) -> int:
+    """Return how many tokens a span may have, CLS and SEP included."""
+    return options.max_length or int(store.manifest["facts"]["max_length"])
+
+
+def check_length(length: int, config: Any, data: str) -> None:
+    """See that spans of a length fit the positions of a model.
+
+    Raises:
+        UserError: they do not.
+    """
+    limit = position_limit(config)
+    if length > limit:
+        raise UserError(f"spans of {length} tokens do not fit the model's {limit} positions", data)
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, name: str) -> int:

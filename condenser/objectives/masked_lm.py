@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from condenser.corpus.batches import PretrainBatch
-from condenser.corpus.corruption import MaskingPolicy, masking_policy
+from condenser.corpus.corruption import IGNORED, MaskingPolicy, masking_policy
 from condenser.corpus.tokens import TokenStore
 from condenser.errors import UserError
-from condenser.models.backbone import load_backbone, new_backbone
+from condenser.models.backbone import Backbone, load_backbone, new_backbone
 from condenser.models.condenser import SETTINGS_FILE, CondenserModel, read_settings
-from condenser.objectives.base import Start, check_vocabulary, token_id
+from condenser.models.electra import draw_tokens
+from condenser.objectives.base import Start, check_length, check_vocabulary, span_length, token_id
 from condenser.options import PretrainOptions
 from condenser.talk import say, warn
 from condenser.training.contrastive import span_contrastive_loss
@@ -36,33 +41,92 @@ def contrastive_losses(model: nn.Module, batch: PretrainBatch, *, share: float, 
     return losses | {"contrastive": span_contrastive_loss(out.cls[: batch.paired_rows]) * batch.pair_share}
 
 
-def masked_lm_step(options: PretrainOptions) -> Step:
+def masked_lm_step(options: PretrainOptions, store: TokenStore, tokenizer: PreTrainedTokenizerBase) -> Step:
     """Return the step of MLM and Condenser."""
-    return accumulate(masked_lm_losses)
+    return _corrupted(accumulate(masked_lm_losses), options, store, tokenizer)
 
 
-def contrastive_step(options: PretrainOptions) -> Step:
+def contrastive_step(options: PretrainOptions, store: TokenStore, tokenizer: PreTrainedTokenizerBase) -> Step:
     """Return the step of objectives with the contrastive loss.
 
     Raises:
         UserError: gradient caching together with accumulation.
     """
     if options.cache_chunk is None:
-        return accumulate(contrastive_losses)
+        return _corrupted(accumulate(contrastive_losses), options, store, tokenizer)
     if options.gradient_accumulation > 1:
         raise UserError("--cache_chunk stands in the place of --gradient_accumulation", hint="give one of them")
-    return cached(lambda cls, batch: span_contrastive_loss(cls[: batch.paired_rows]), options.cache_chunk)
+    step = cached(lambda cls, batch: span_contrastive_loss(cls[: batch.paired_rows]), options.cache_chunk)
+    return _corrupted(step, options, store, tokenizer)
 
 
-def whole_words(options: PretrainOptions, tokenizer: PreTrainedTokenizerBase) -> MaskingPolicy:
-    """Return BERT's corruption in whole words."""
-    return masking_policy(
+def _corrupted(step: Step, options: PretrainOptions, store: TokenStore, tokenizer: PreTrainedTokenizerBase) -> Step:
+    """Let a generator fill the masked tokens before a step, where one is asked for."""
+    name = generator_of(options)
+    if name is None:
+        return step
+    generator, fresh = load_backbone(name)
+    if fresh:
+        raise UserError("has no masked-LM head to draw tokens with", name, "give --corruption a masked language model")
+    check_vocabulary(tokenizer, generator.lm.get_input_embeddings().num_embeddings, name, options.data)
+    check_length(span_length(options, store), generator.config, options.data)
+    return filled(step, generator, len(tokenizer))
+
+
+def filled(step: Step, generator: Backbone, vocabulary: int) -> Step:
+    """Return a step whose chosen tokens are draws of a frozen masked language model (SimLM, Wang et al. 2023).
+
+    What is drawn depends on the masked text and on its seed alone. The labels stay: a draw that happens to be the
+    text's own token is asked for like any other.
+
+    Args:
+        step: what is run on the filled batches.
+        generator: reads the masked batches.
+        vocabulary: ids below it may be drawn.
+    """
+    generator.eval().requires_grad_(False)
+
+    def run(model: nn.Module, micro_batches: Sequence[PretrainBatch], accelerator: Accelerator) -> dict[str, Tensor]:
+        generator.to(accelerator.device)
+        with accelerator.autocast():
+            batches = [_fill(batch.to(accelerator.device), generator, vocabulary) for batch in micro_batches]
+        return step(model, batches, accelerator)
+
+    return run
+
+
+@torch.no_grad()
+def _fill(batch: PretrainBatch, generator: Backbone, vocabulary: int) -> PretrainBatch:
+    asked = batch.labels != IGNORED
+    states = generator.hidden_states(batch.input_ids, batch.attention_mask)[-1]
+    logits = generator.vocabulary_logits(states[asked])[:, :vocabulary]
+    drawn = draw_tokens(logits, asked.sum(dim=1).tolist(), batch.seeds)
+    return replace(batch, input_ids=batch.input_ids.masked_scatter(asked, drawn))
+
+
+def generator_of(options: PretrainOptions) -> str | None:
+    """Return the folder or hub name of the generator in ``--corruption``, None for the mask token.
+
+    Raises:
+        UserError: --corruption is neither.
+    """
+    kind, _, name = options.corruption.partition(":")
+    if options.corruption != "mask" and (kind != "generator" or not name):
+        raise UserError(f"--corruption is {options.corruption!r}, expected mask or generator:DIR")
+    return name or None
+
+
+def masked_lm_policy(options: PretrainOptions, tokenizer: PreTrainedTokenizerBase) -> MaskingPolicy:
+    """Return BERT's corruption in whole words; a generator fills all of the chosen tokens."""
+    policy = masking_policy(
         len(tokenizer),
         tokenizer.all_special_ids,
         mask_id=token_id(tokenizer, "mask"),
         probability=options.mlm_probability,
         random_tokens=options.random_tokens,
     )
+    policy = replace(policy, whole_words=options.whole_words is not False)
+    return policy if generator_of(options) is None else replace(policy, masked=1.0, random=0.0, generator=True)
 
 
 def start_mlm(options: PretrainOptions, store: TokenStore, tokenizer: PreTrainedTokenizerBase) -> Start:
