@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from condenser.decoding.automaton import NOWHERE, Automaton, determinised, smallest
-from condenser.decoding.pieces import Pieces, in_word
+from condenser.decoding.pieces import BROKEN, Pieces, in_word
 from condenser.decoding.regular import lifted
 
 
@@ -38,14 +38,15 @@ def any_phrase(phrases: Sequence[str], pieces: Pieces) -> Automaton:
 def any_spelling(phrases: Sequence[str], pieces: Pieces) -> Automaton:
     """Accept texts in which one of the phrases comes as whole words, by whatever tokens it is spelt.
 
-    What is not accepted does not hold the phrases, whichever way one looks at it: this is for ``not``.
+    What is not accepted surely does not hold the phrases: this is for ``not``. So a character of which only bytes are
+    seen may be a letter of a phrase outside ASCII, or the end of a word.
 
     Raises:
         UserError: as `any_phrase`.
     """
     spellings = [pieces.join(pieces.cuts(phrase)[0]) for phrase in phrases]
-    letters = sorted(set("".join(spellings)))
-    symbols = [_Symbol(letter, *3 * (in_word(letter),)) for letter in letters]
+    letters = sorted({*"".join(spellings), BROKEN})
+    symbols = [_Symbol(letter, *3 * (in_word(letter) and letter != BROKEN,)) for letter in letters]
     symbols += [_Symbol(None, word, word, word) for word in (False, True)]
     moves, accepting = _containing(spellings, symbols)
     place = {letter: number for number, letter in enumerate(letters)}
@@ -75,7 +76,8 @@ _FOUND = _Place(-2)
 def _containing(phrases: Sequence[Sequence[Hashable]], symbols: Sequence[_Symbol]) -> tuple[np.ndarray, np.ndarray]:
     """Return moves and acceptance of texts that hold one of the phrases at word boundaries.
 
-    A text may be outside and in several phrases at once, as in a a a b for the phrase a a b.
+    A text may be outside and in several phrases at once, as in a a a b for the phrase a a b. Of a letter outside ASCII
+    there may be several broken pieces.
     """
     ends_in_word = {symbol.item: symbol.ends_in_word for symbol in symbols}
 
@@ -83,18 +85,24 @@ def _containing(phrases: Sequence[Sequence[Hashable]], symbols: Sequence[_Symbol
         whole = count == len(phrases[phrase])
         return _FOUND if whole and not ends_in_word[phrases[phrase][-1]] else _Place(phrase, count)
 
+    def fits(symbol: _Symbol, item: Hashable) -> bool:
+        broken = symbol.item == BROKEN and isinstance(item, str) and not item.isascii()
+        return symbol.item == item or broken
+
     def step(place: _Place, symbol: _Symbol) -> list[_Place]:
         if place == _FOUND:
             return [_FOUND]
-        if place.phrase >= 0:
-            phrase = phrases[place.phrase]
-            if place.matched == len(phrase):
-                return [] if symbol.goes_on else [_FOUND]
-            return [matched(place.phrase, place.matched + 1)] if symbol.item == phrase[place.matched] else []
-        after = [_Place(-1, in_word=symbol.ends_in_word)]
-        if not (place.in_word and symbol.begins_in_word):
-            after += [matched(number, 1) for number, phrase in enumerate(phrases) if symbol.item == phrase[0]]
-        return after
+        if place.phrase == -1:
+            after = [_Place(-1, in_word=symbol.ends_in_word)]
+            if not (place.in_word and symbol.begins_in_word):
+                after += [matched(number, 1) for number, phrase in enumerate(phrases) if fits(symbol, phrase[0])]
+            return after
+        phrase = phrases[place.phrase]
+        if place.matched == len(phrase):
+            return [] if symbol.goes_on else [_FOUND]
+        after = [matched(place.phrase, place.matched + 1)] if fits(symbol, phrase[place.matched]) else []
+        still = symbol.item == BROKEN and fits(symbol, phrase[place.matched - 1])
+        return [*after, place] if still else after
 
     def accepts(place: _Place) -> bool:
         return place == _FOUND or (place.phrase >= 0 and place.matched == len(phrases[place.phrase]))
