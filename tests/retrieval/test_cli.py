@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from condenser.errors import UserError
+from condenser.options import Objective
 from retrieval import cli
 from retrieval.cli import VERBS, main, parse_options
 from retrieval.options import FinetuneOptions
@@ -52,7 +53,7 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             ["pretrain", "--objective", "mml"],
-            "--objective is 'mml', expected one of mlm, mlm_contrastive, condenser, cocondenser",
+            f"--objective is 'mml', expected one of {', '.join(get_args(Objective))}",
         ),
         (["evaluate", "--metrics"], "--metrics: expected at least one argument"),
         (["finetune", "--max_steps", "1.5"], "--max_steps is '1.5', expected a whole number"),
