@@ -14,8 +14,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-import orjson
-
 from condenser.errors import UserError, nearest
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -234,6 +232,8 @@ def read_records(
 
 def parse_record(line: str, where: str) -> dict[str, Any]:
     """Return the JSON object in ``line``; raise UserError at ``where`` when it is something else."""
+    import orjson
+
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -357,6 +357,8 @@ def write_json(path: str | Path, value: object) -> None:
 
 def dump_json(value: object) -> bytes:
     """Return indented JSON with sorted keys and a final newline; Paths become strings."""
+    import orjson
+
     return orjson.dumps(
         value, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
     )
@@ -364,6 +366,8 @@ def dump_json(value: object) -> bytes:
 
 def read_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON object; raise UserError when the file is missing or holds something else."""
+    import orjson
+
     path = existing_file(path)
     try:
         value = orjson.loads(path.read_bytes())

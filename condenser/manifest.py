@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from condenser.errors import UserError
 from condenser.files import dump_json, read_json, sha256_file, sync_folder, write_json
 
@@ -239,6 +237,8 @@ def _versions() -> dict[str, str]:
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``values`` as JSON would give them back (Paths as text, tuples as lists)."""
+    import orjson
+
     loaded: dict[str, Any] = orjson.loads(dump_json(dict(values)))
     return loaded
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from condenser.errors import UserError
 from condenser.files import existing_file, read_json
 from condenser.manifest import MANIFEST, load_manifest
@@ -105,6 +103,8 @@ def stored_dtypes(folder: Path) -> set[str]:
 
 def _read_header(file: Path) -> dict[str, dict[str, Any]]:
     """Return the description (dtype, shape, data_offsets) of each tensor in a whole safetensors file."""
+    import orjson
+
     found = existing_file(file).stat().st_size
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")

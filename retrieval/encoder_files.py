@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import orjson
-
 from condenser.errors import UserError
 from condenser.files import read_json, write_json
 from condenser.models.pooling import ENCODER_FILE, MODULE_TYPES, MODULES_FILE, write_modules
@@ -217,6 +215,8 @@ class _Module(NamedTuple):
 
 def _read_modules(folder: Path) -> list[_Module]:
     """Return each module's class name and subfolder; the file is a JSON array, not an object."""
+    import orjson
+
     file = folder / MODULES_FILE
     try:
         entries = orjson.loads(file.read_bytes())

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import orjson
 
 from condenser.errors import UserError, sample
 from condenser.faults import fault_point
@@ -173,6 +172,8 @@ def write_shard(folder: Path, number: int, vectors: np.ndarray, shard: Shard, st
     Raises:
         UserError: a vector that is not finite, or too large for float16, by the id of its text.
     """
+    import orjson
+
     _refuse_rows(
         ~np.isfinite(vectors).all(axis=1), "is not finite", shard.ids, vectors_file(folder, number),
         "the encoder's weights are broken: was it trained to the end?",
@@ -227,6 +228,8 @@ def read_shard(folder: Path, number: int, dimension: int, store: Store = "float3
 
 def read_ids(file: Path) -> Shard:
     """Read the ids of a shard."""
+    import orjson
+
     try:
         stored = orjson.loads(existing_file(file).read_bytes())
         return Shard(check_ids(stored["ids"], file), int(stored["cut"]))

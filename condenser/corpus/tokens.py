@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from condenser.errors import UserError, first_line
 from condenser.files import existing_file
@@ -17,13 +16,12 @@ from condenser.hub import local_folder
 from condenser.manifest import load_manifest
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import tokenizers
     from transformers import PreTrainedTokenizerBase
 
 TOKENS_FILE = "tokens.arrow"
-_SCHEMA = pa.schema(
-    [("id", pa.string()), ("ids", pa.list_(pa.list_(pa.int32()))), ("word_starts", pa.list_(pa.list_(pa.bool_())))]
-)
+_COLUMNS = ["id", "ids", "word_starts"]
 
 
 class SpanTokens(NamedTuple):
@@ -91,8 +89,10 @@ class TokenStoreWriter:
         self._path = folder / TOKENS_FILE
 
     def __enter__(self) -> TokenStoreWriter:
+        import pyarrow as pa
+
         self._file = self._path.open("wb")
-        self._writer = pa.ipc.new_stream(self._file, _SCHEMA)
+        self._writer = pa.ipc.new_stream(self._file, _schema())
         return self
 
     def __exit__(
@@ -111,18 +111,29 @@ class TokenStoreWriter:
 
 def record_batch(documents: Sequence[DocumentTokens]) -> pa.RecordBatch:
     """Return documents as rows of the store."""
+    import pyarrow as pa
+
     if not documents:
-        return pa.RecordBatch.from_pylist([], schema=_SCHEMA)
+        return pa.RecordBatch.from_pylist([], schema=_schema())
     columns = [
         pa.array([document.id for document in documents], pa.string()),
         _nested([[span.ids for span in document.spans] for document in documents], pa.int32()),
         _nested([[span.word_starts for span in document.spans] for document in documents], pa.bool_()),
     ]
-    return pa.record_batch(columns, schema=_SCHEMA)
+    return pa.record_batch(columns, schema=_schema())
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    types = pa.string(), pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.bool_()))
+    return pa.schema(list(zip(_COLUMNS, types, strict=True)))
 
 
 def _nested(documents: Sequence[Sequence[np.ndarray]], value_type: pa.DataType) -> pa.ListArray:
     """Build a list<list<value>> array from numpy spans without touching single values in Python."""
+    import pyarrow as pa
+
     spans = [span for document in documents for span in document]
     span_ends = np.cumsum([0, *(len(span) for span in spans)])
     document_ends = np.cumsum([0, *(len(document) for document in documents)])
@@ -143,6 +154,7 @@ class TokenStore:
     """
 
     def __init__(self, folder: str | Path, *, verify: bool = False) -> None:
+        import pyarrow as pa
         from datasets import Dataset
 
         self.folder = Path(folder)
@@ -152,8 +164,8 @@ class TokenStore:
             table = Dataset.from_file(str(file)).data.table
         except (OSError, pa.ArrowException) as error:
             raise UserError(f"is not a whole token store: {first_line(error)}", file, "build it anew") from None
-        if table.schema.names != _SCHEMA.names:
-            raise UserError(f"has columns {table.schema.names}, expected {_SCHEMA.names}", file, "build it anew")
+        if table.schema.names != _COLUMNS:
+            raise UserError(f"has columns {table.schema.names}, expected {_COLUMNS}", file, "build it anew")
         self._names: pa.ChunkedArray = table.column("id")
         self._ids: list[pa.ListArray] = table.column("ids").chunks
         self._starts: list[pa.ListArray] = table.column("word_starts").chunks
