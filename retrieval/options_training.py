@@ -30,7 +30,9 @@ class FinetuneOptions(Options):
         "hard negatives per query that are kept of the collection's, and of each file's, drawn once; default: all",
         minimum=1,
     )
-    scores_file: list[str] = source("more of a teacher's scores: files made by `condenser mine --scores`", default=[])
+    scores_file: list[str] = source(
+        "more of a teacher's scores: files made by `condenser rerank` or `mine`, --scores", default=[]
+    )
     dev_collection: str | None = source("judgements to choose the best checkpoint on; default: the first", default=None)
     dev_split: Split = option("dev", "their split, where there is one")
     output: str = output("encoder folder to write: opens in AutoModel and SentenceTransformer")

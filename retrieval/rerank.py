@@ -47,7 +47,7 @@ class _Counts:
     pairs: int = 0
     cut: int = 0
     below: int = 0
-    other_queries: int = 0
+    other_queries: set[str] = field(default_factory=set)
     missing_queries: list[str] = field(default_factory=list)
 
 
@@ -162,7 +162,7 @@ class _Job:
                 what = f"query {ranking.query_id!r} is not in {self._options.collection}"
                 raise UserError(what, where, "is this a run of another collection?")
             else:
-                self._counts.other_queries += 1
+                self._counts.other_queries.add(ranking.query_id)
 
     def _look_through(self) -> int:
         """Return how many pairs there are to score.
@@ -191,7 +191,6 @@ class _Job:
             warn(f"{blank:,} passages have neither title nor text, and are scored so")
         if self._options.split is not None:
             self._counts.missing_queries = [query for query in self._queries if query not in met]
-        self._counts.other_queries = 0  # they are met again
         return total
 
     def _blocks(self) -> Iterator[list[_Task]]:
@@ -249,7 +248,9 @@ class _Job:
             notes.append(f"{counts.below:,} hits below {kept}")
         say(", ".join(notes))
         if counts.other_queries:
-            say(f"left out {counts.other_queries:,} queries of the run that split {options.split!r} does not judge")
+            say(
+                f"left out {len(counts.other_queries):,} queries of the run that split {options.split!r} does not judge"
+            )
         if counts.missing_queries:
             missing = counts.missing_queries
             say(f"{len(missing):,} queries of split {options.split!r} are not in the run: {sample(missing)}")

@@ -14,6 +14,8 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from condenser.errors import UserError
+from condenser.models.backbone import load_backbone
+from condenser.models.condenser import CondenserModel
 from condenser.training import loop
 from retrieval.collections import open_collection
 from retrieval.cross_encoder import CrossEncoder
@@ -180,6 +182,29 @@ def test_a_cross_encoder_is_a_start_too(
     }  # fmt: skip
     pairs = [("where is the cat?", PASSAGES["p0"])]
     assert CrossEncoder.load(folder).score(pairs) == pytest.approx(CrossEncoder.load(trained).score(pairs))
+
+
+@pytest.mark.parametrize("kind", ["electra", "condenser", "bare"])
+def test_any_encoder_is_a_start(kind: str, tiny_bert: Path, tmp_path: Path) -> None:
+    """The encoder's weights are all there, whatever head stood on them, and the classifier alone is new."""
+    from transformers import AutoModel, AutoTokenizer, ElectraConfig, ElectraForPreTraining
+
+    sizes = {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if kind == "electra":
+        config = ElectraConfig(vocab_size=150, intermediate_size=64, max_position_embeddings=64, **sizes)
+        ElectraForPreTraining(config).save_pretrained(tmp_path)
+    elif kind == "condenser":
+        backbone, _ = load_backbone(tiny_bert)
+        CondenserModel(backbone, head_layers=1, skip_from=1).save(tmp_path)
+    else:
+        AutoModel.from_pretrained(tiny_bert, add_pooling_layer=False).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path)
+    cross, fresh = CrossEncoder.start(tmp_path)
+    assert fresh and (cross.config.query_max_length, cross.config.max_length) == (32, 64)
+    stored = AutoModel.from_pretrained(tmp_path).state_dict()
+    for name, weight in cross.model.base_model.state_dict().items():
+        if not name.startswith("pooler."):
+            torch.testing.assert_close(weight, stored[name])
 
 
 def test_queries_without_negatives_are_left_out_and_counted(

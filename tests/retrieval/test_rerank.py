@@ -131,6 +131,19 @@ def test_families_with_and_without_token_types_and_padding(family: str, tiny_ber
     np.testing.assert_allclose(cross.score(pairs), by_hand, atol=1e-5)
 
 
+def test_half_precision_leaves_the_classifier_as_it_is(judge: Path) -> None:
+    """Scores are rounded on the way and not at the end, where they would tie."""
+    pairs = [(query, text) for query in QUERIES.values() for text in PASSAGES.values()]
+    exact, cross = CrossEncoder.load(judge).score(pairs), CrossEncoder.load(judge)
+    cross._compute_in(torch.bfloat16)
+    assert {one.dtype for one in cross.model.bert.parameters()} == {torch.bfloat16}
+    rounded = cross.score(pairs)
+    np.testing.assert_allclose(rounded, exact, atol=0.03)
+    assert (
+        len(np.unique(rounded)) > 0.9 * len(np.unique(exact)) > len(np.unique(torch.tensor(exact).bfloat16().float()))
+    )
+
+
 def test_a_query_keeps_to_its_limit_and_the_passage_has_the_rest(tiny_bert: Path) -> None:
     cross, _ = CrossEncoder.start(tiny_bert, query_max_length=6, passage_max_length=10)
     tokens = cross.tokenize([("a b c d e f", "x " * 30), ("a b c d e f", "x"), ("a", "x " * 30), ("a", "x")])
