@@ -47,9 +47,11 @@ class TextModel:
         return torch.stack([self._next(*row) for row in state]), state
 
 
+@functools.cache
 def random_next(vocabulary: int, seed: int = 0, holes: float = 0.0) -> Callable[[int, Text], Tensor]:
     """Return log-probabilities drawn by input and text; a share of the tokens has probability 0."""
 
+    @functools.cache
     def next_log_probs(number: int, text: Text) -> Tensor:
         drawn = torch.Generator().manual_seed(hash((seed, number, text)) % 2**31)
         scores = 2 * torch.randn(vocabulary, generator=drawn, dtype=torch.float64)
@@ -59,6 +61,7 @@ def random_next(vocabulary: int, seed: int = 0, holes: float = 0.0) -> Callable[
     return next_log_probs
 
 
+@functools.cache
 def every_text(
     next_log_probs: Callable[[int, Text], Tensor], number: int, longest: int, words: Sequence[int] = WORDS
 ) -> list[tuple[float, Text]]:
