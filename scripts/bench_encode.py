@@ -14,7 +14,8 @@ last line is JSON:
 - ``max_difference``: largest difference of a number in our vectors to sentence-transformers', at most 1e-5;
 - ``int8_ratio``: time in float32 over time with ``--quantize int8``; with it ``int8_cosine``, the smallest and the mean
   cosine of its vectors to the float32 ones, and MRR@10 of both for the queries of medquad's dev and test splits that
-  have their answer among the passages, queries in float32.
+  have their answer among the passages, queries in float32;
+- ``bfloat16_ratio``, ``bfloat16_cosine``: the same of ``--dtype bfloat16``, on processors with instructions for it.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
 
+from condenser.models.half import cpu_multiplies_bfloat16
 from eval import evaluate
 from retrieval.collections import open_collection
 from retrieval.encoder import Encoder
@@ -49,8 +52,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="400 passages, 3 rounds: under five minutes")
     count, rounds = (400, 3) if parser.parse_args().quick else (2000, 5)
     torch.set_num_threads(1)
-    encoder, rounded = load_encoder(), load_encoder()
-    set_precision(rounded, "passage", quantize="int8")
+    encoder, rounded = load_encoder(), {"int8": load_encoder()}
+    set_precision(rounded["int8"], "passage", quantize="int8")
+    if cpu_multiplies_bfloat16():
+        rounded["bfloat16"] = load_encoder()
+        set_precision(rounded["bfloat16"], "passage", "bfloat16")
     collection = open_collection("medquad")
     passages = list(collection.passages())
     passages = [passages[row * len(passages) // count] for row in range(count)]
@@ -59,8 +65,8 @@ def main() -> None:
         "ours": lambda: encoder.encode_passages(passages),
         "sentence_transformers": sentence_transformers_of(texts),
         "file_order": lambda: np.concatenate(list(in_file_order(encoder, texts))),
-        "int8": lambda: rounded.encode_passages(passages),
     }
+    variants |= {name: partial(other.encode_passages, passages) for name, other in rounded.items()}
     times: dict[str, list[float]] = {name: [] for name in variants}
     rates, vectors = [], dict[str, Vectors]()
     for number in range(rounds):
@@ -73,7 +79,6 @@ def main() -> None:
     middle = {name: statistics.median(values) for name, values in times.items()}
     rate = statistics.median(rates)
     useful = useful_operations(encoder, encoder.tokenize(texts, "passage"))
-    cosines = (vectors["ours"] * vectors["int8"]).sum(axis=1)
     difference = float(np.abs(vectors["ours"] - vectors["sentence_transformers"]).max())
     result = {
         "passages": count,
@@ -83,13 +88,17 @@ def main() -> None:
         "product_gflops": rate / 1e9,
         "passages_per_cpu_s": count / middle["ours"],
         "max_difference": difference,
-        "int8_ratio": middle["ours"] / middle["int8"],
-        "int8_cosine": [float(cosines.min()), float(cosines.mean())],
     }
+    for name in rounded:
+        cosines = (vectors["ours"] * vectors[name]).sum(axis=1)
+        result[f"{name}_ratio"] = middle["ours"] / middle[name]
+        result[f"{name}_cosine"] = [float(cosines.min()), float(cosines.mean())]
     qrels, queries = judged_within(collection, {passage.id for passage in passages})
     asked = encoder.encode_queries(list(queries.values()))
-    for key, name in (("mrr10", "ours"), ("int8_mrr10", "int8")):
-        result[key] = mrr10(qrels, list(queries), asked, [passage.id for passage in passages], vectors[name])
+    for name in ("ours", *rounded):
+        result[f"{name}_mrr10"] = mrr10(
+            qrels, list(queries), asked, [passage.id for passage in passages], vectors[name]
+        )
     result["queries"] = len(queries)
     print(json.dumps(result, default=float))
     if difference > 1e-5:
