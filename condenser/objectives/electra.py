@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import ElectraForMaskedLM
@@ -22,7 +23,7 @@ from condenser.models.discriminator import load_discriminator, new_discriminator
 from condenser.models.electra import GENERATOR_FOLDER, ElectraPair
 from condenser.objectives.base import Start, check_length, check_vocabulary, span_length, token_id
 from condenser.options import PretrainOptions
-from condenser.talk import say
+from condenser.talk import say, warn
 from condenser.training.steps import Step, accumulate, share_of
 
 if TYPE_CHECKING:
@@ -89,6 +90,13 @@ def start_electra(options: PretrainOptions, store: TokenStore, tokenizer: PreTra
         discriminator, new = load_discriminator(options.init)
         check_vocabulary(tokenizer, discriminator.config.vocab_size, options.init, options.data)
     generator, fresh = _generator(options, discriminator.config, store, tokenizer)
+    if options.init_generator is not None and options.embedding_sharing != "none":
+        own, others = (one.get_input_embeddings().weight for one in (discriminator, generator.lm))
+        if own.shape == others.shape and not torch.equal(own, others):
+            warn(
+                f"{options.init_generator}: its word embeddings are not those of the discriminator, which it gets now; "
+                "with --embedding_sharing none it keeps them"
+            )
     model = ElectraPair(
         discriminator, generator, sharing=options.embedding_sharing, special_tokens=options.special_tokens_judged
     )

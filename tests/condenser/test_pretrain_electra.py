@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -63,6 +63,9 @@ def published(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path
         (ElectraForMaskedLM, "generator", {"hidden_size": 12, "num_attention_heads": 1, "intermediate_size": 48}),
     ):
         kind(ElectraConfig(**shape, **quiet, **sizes)).save_pretrained(folder / name)
+        weights = folder / name / "model.safetensors"
+        positions = {"electra.embeddings.position_ids": torch.arange(64)[None]}  # older releases wrote these down
+        save_file(load_file(weights) | positions, weights, metadata={"format": "pt"})
         tokenizer.save_pretrained(folder / name)
     return folder
 
@@ -114,7 +117,9 @@ def test_a_finished_electra_starts_everything_else(store: str, published: Path, 
     assert Encoder.load(first).encode_queries(["the cat"]).shape == (1, 32)
 
 
-def test_published_weights_go_on(store: str, published: Path, tmp_path: Path) -> None:
+def test_published_weights_go_on(
+    store: str, published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The discriminator's embeddings are kept; with nothing shared both keep their own."""
     init = {"init": str(published / "discriminator"), "init_generator": str(published / "generator")}
     word_table = "electra.embeddings.word_embeddings.weight"
@@ -123,6 +128,9 @@ def test_published_weights_go_on(store: str, published: Path, tmp_path: Path) ->
         folder = pretrain(dataclasses.replace(options, max_steps=1))
         found = load_file(folder / "generator" / "model.safetensors")
         assert torch.equal(found[word_table], load_file(published / kept / "model.safetensors")[word_table])
+        assert ("its word embeddings are not those of the discriminator" in capsys.readouterr().err) == (
+            sharing == "all"
+        )
         layer = "electra.encoder.layer.1.output.dense.weight"
         assert torch.equal(found[layer], load_file(published / "generator" / "model.safetensors")[layer])
 
@@ -220,7 +228,7 @@ SPANS = [f"the {WORDS[i % 6]} of war and peace is a {WORDS[i % 4]}" for i in ran
     [
         ({"skip_from": 1}, "--skip_from is for condenser, cocondenser; electra does not take it"),
         ({"random_tokens": "all"}, "--random_tokens is for .*; electra does not take it"),
-        ({"objective": "mlm", "generator_size": 0.5}, "--generator_size is for electra; mlm does not take it"),
+        ({"objective": "mlm", "generator_size": 0.5}, "--generator_size is for electra, electric; mlm does not"),
         ({"generator_hidden": 48, "generator_size": 0.5}, "--generator_hidden stands in the place of --generator_size"),
         ({"init": "BERT/roberta", "model_size": None}, "'roberta' is not supported, expected one of electra, bert"),
         ({"init_generator": "PUBLISHED/generator", "generator_size": 0.5}, "--generator_size is for a new generator"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,16 @@ def test_both_losses_are_trained_and_the_draw_cuts_the_gradient() -> None:
                 assert gradient is None or gradient.abs().max() > 0, name
     counted = EXPECTED["rows_of_word_table_with_nonzero_grad"]
     assert rows["discriminator"].tolist() == counted["rtd_term"] and len(rows["generator"]) == counted["mlm_term"]
+
+
+def test_a_generator_that_shares_nothing_learns_as_from_masked_lm_training_alone() -> None:
+    pair = pair_of(sharing="none")
+    total(run(pair)).backward()
+    alone = copy.deepcopy(pair.generator.lm).requires_grad_()
+    alone.zero_grad()
+    alone(BATCH["masked_ids"], BATCH["attention_mask"], labels=BATCH["mlm_labels"]).loss.backward()
+    for (name, ours), theirs in zip(pair.generator.lm.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("sharing", ["token", "none"])
