@@ -27,7 +27,7 @@ from condenser.errors import UserError
 from condenser.models.backbone import load_backbone
 from condenser.objectives.masked_lm import filled
 from condenser.options import PretrainOptions, SpansOptions
-from condenser.pretrain import pretrain
+from condenser.pretrain import OBJECTIVES, pretrain
 from tests.command import run, start
 
 FIGURES = {"generator_accuracy", "discriminator_accuracy", "replaced", "replaced_found"}
@@ -218,6 +218,25 @@ def test_condenser_learns_from_a_generators_corruption(
     assert weights[0] == weights[1] != weights[2]
     manifest = json.loads((folders[0] / "manifest.json").read_text())
     assert "corruption" in manifest["inputs"] and "corruption" not in manifest["config"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "masked", "random", "generator"),
+    [
+        ({"objective": "mlm"}, True, 0.8, 0.1, False),
+        ({"objective": "mlm", "whole_words": False}, False, 0.8, 0.1, False),
+        ({"objective": "condenser", "corruption": "generator:folder"}, True, 1.0, 0.0, True),
+        ({"objective": "electra"}, False, 1.0, 0.0, True),
+        ({"objective": "electra", "masked_share": 0.85, "whole_words": True}, True, 0.85, 0.0, True),
+    ],
+)
+def test_what_is_masked_by_objective(
+    tiny_bert: Path, options: dict, words: bool, masked: float, random: float, generator: bool
+) -> None:
+    given = PretrainOptions(data="data", output="out", **options)
+    policy = OBJECTIVES[given.objective].policy(given, AutoTokenizer.from_pretrained(tiny_bert))
+    assert (policy.whole_words, policy.masked, policy.random) == (words, masked, random)
+    assert policy.generator is generator and policy.probability == 0.15 and policy.mask_id in policy.special
 
 
 SPANS = [f"the {WORDS[i % 6]} of war and peace is a {WORDS[i % 4]}" for i in range(9)]
