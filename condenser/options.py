@@ -142,7 +142,9 @@ class SpansOptions(Options):
 
 
 RandomTokens = Literal["ordinary", "all"]
-Objective = Literal["mlm", "mlm_contrastive", "condenser", "cocondenser", "electra"]
+Objective = Literal["mlm", "mlm_contrastive", "condenser", "cocondenser", "electra", "electric"]
+NoiseRatio = Literal["counts", "released"]
+NoiseLossOver = Literal["candidates", "attended"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +206,10 @@ class PretrainOptions(Options):
         "electra: folder or hub name of the generator; default: that beside --init, else a new one", default=None
     )
     generator_size: float | None = option(
-        None, "electra: width of a new generator as a share of the discriminator's; default: 0.25", above=0, maximum=1
+        None,
+        "electra, electric: width of a new generator (noise model) as a share of the model's; default: 0.25",
+        above=0,
+        maximum=1,
     )
     generator_layers: int | None = option(
         None, "electra: layers of a new generator; default: as the discriminator", minimum=1
@@ -223,9 +228,19 @@ class PretrainOptions(Options):
     special_tokens_judged: bool = option(
         True, "electra: CLS and SEP count in the discriminator's loss, as in the released code"
     )
+    nce_weight: float = option(
+        50.0, "electric: weight of the noise contrastive loss beside the noise model's", minimum=0
+    )
+    nce_ratio: NoiseRatio = option(
+        "counts", "electric: odds of noise by each text's own counts, or .15 to .85 as in the released code"
+    )
+    nce_over: NoiseLossOver = option(
+        "candidates", "electric: the loss is a mean over the texts' tokens; attended: with CLS and SEP, as released"
+    )
     seed: int = seed_of("the data order, masks, dropout and new weights")
     mixed_precision: Literal["no", "fp16", "bf16"] = option("no", "autocast type on GPUs")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute")
+    compile: bool = option(False, "run the model through torch.compile, which takes minutes at the start")
     workers: int = option(
         0, "loader processes; the batches do not depend on it", shapes_result=False, minimum=0, maximum=256
     )

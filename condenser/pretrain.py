@@ -16,6 +16,7 @@ from condenser.manifest import fingerprint, identity
 from condenser.models.electra import GENERATOR_FOLDER
 from condenser.objectives.base import Objective, Start, check_length, check_options, span_length, token_id
 from condenser.objectives.electra import electra_policy, electra_step, start_electra
+from condenser.objectives.electric import electric_step, single_tokens, start_electric
 from condenser.objectives.masked_lm import (
     contrastive_step,
     generator_of,
@@ -38,6 +39,7 @@ _GENERATOR = (
     "init_generator", "generator_size", "generator_hidden", "generator_layers", "embedding_sharing", "masked_share",
     "discriminator_weight", "special_tokens_judged", "whole_words",
 )  # fmt: skip
+_NOISE = ("generator_size", "nce_weight", "nce_ratio", "nce_over")
 
 OBJECTIVES = {
     "mlm": Objective(start_mlm, masked_lm_policy, masked_lm_step, takes=_MASKS),
@@ -49,6 +51,7 @@ OBJECTIVES = {
         start_condenser, masked_lm_policy, contrastive_step, pairs=True, takes=(*_MASKS, *_HEAD, "cache_chunk")
     ),
     "electra": Objective(start_electra, electra_policy, electra_step, takes=_GENERATOR),
+    "electric": Objective(start_electric, single_tokens, electric_step, takes=_NOISE),
 }
 
 

@@ -213,8 +213,6 @@ class Scorer:
         if not isinstance(self.model, ElectricModel):
             raise UserError("log Z is asked of a masked language model, which has none to estimate")
         rng = np.random.default_rng(seed)
-        generator_state = torch.random.get_rng_state()
-        torch.manual_seed(seed)
         estimates = []
         for ids in self._tokenize(texts):
             ids = ids[: self.max_length - 2]
@@ -223,7 +221,7 @@ class Scorer:
             row = torch.tensor([[self._cls, *ids, self._sep]], device=self.device)
             place = int(rng.integers(1, len(ids) + 1))
             context = self.model.noise(row, None)[0, place]
-            drawn, log_q = self.model.noise.sample(context.expand(draws, -1))
+            drawn, log_q = self.model.noise.sample(context.expand(draws, -1), [draws], [int(rng.integers(2**62))])
             distinct, which = drawn.unique(return_inverse=True)
             variants = row.repeat(len(distinct), 1)
             variants[:, place] = distinct
@@ -232,7 +230,6 @@ class Scorer:
                 for part in variants.split(max(1, self._batch_tokens // row.shape[1]))
             ])  # fmt: skip
             estimates.append(float((-energy.double()[which] - log_q.double()).logsumexp(0)) - np.log(draws))
-        torch.random.set_rng_state(generator_state)
         if not estimates:
             return LogZ(0.0, 0.0, 0)
         return LogZ(float(np.mean(estimates)), float(np.std(estimates)), len(estimates))

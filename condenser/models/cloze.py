@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import ElectraConfig, ElectraModel
 
 from condenser.models.condenser import at_least_float32
+from condenser.models.electra import draw_tokens
 
-# Logits that exist at one time: 128 MB in float32.
-CHUNK_LOGITS = 2**25
+# Logits that exist at one time: 64 MB in float32.
+CHUNK_LOGITS = 2**24
 
 
 def tower_config(config: ElectraConfig, ratio: float) -> ElectraConfig:
@@ -94,28 +95,39 @@ class TwoTowerCloze(nn.Module):
             logits = self.logits(rows)
             return logits.gather(-1, wanted[:, None])[:, 0] - logits.logsumexp(-1)
 
+        rows = max(1, chunk_logits // len(self.table))
         parts = [
-            checkpoint(of_chunk, rows, tokens[part], use_reentrant=False, preserve_rng_state=False)
-            for rows, part in self._chunks(context, chunk_logits)
+            checkpoint(of_chunk, part, wanted, use_reentrant=False, preserve_rng_state=False)
+            for part, wanted in zip(context.split(rows), tokens.split(rows), strict=True)
         ]
-        return torch.cat(parts) if parts else context.sum(-1)
+        return torch.cat(parts)
 
     @torch.no_grad()
-    def sample(self, context: Tensor, chunk_logits: int = CHUNK_LOGITS) -> tuple[Tensor, Tensor]:
-        """Draw a token at each position from torch's generator; return tokens (n,) and their log q (n,)."""
-        tokens = torch.empty(len(context), dtype=torch.long, device=context.device)
-        log_q = torch.empty(len(context), dtype=at_least_float32(context).dtype, device=context.device)
-        for rows, part in self._chunks(context, chunk_logits):
-            log_p = self.logits(rows).log_softmax(-1)
-            # the largest of p / e, e exponential, is a draw from p
-            tokens[part] = (log_p - torch.empty_like(log_p).exponential_().log_()).argmax(-1)
-            log_q[part] = log_p.gather(-1, tokens[part, None])[:, 0]
-        return tokens, log_q
+    def sample(
+        self,
+        context: Tensor,
+        places_of_rows: Sequence[int],
+        seeds: Sequence[int],
+        chunk_logits: int = CHUNK_LOGITS,
+    ) -> tuple[Tensor, Tensor]:
+        """Draw a token at each position; return tokens (n,) and their log q (n,).
 
-    def _chunks(self, context: Tensor, chunk_logits: int) -> Iterator[tuple[Tensor, slice]]:
-        rows = max(1, chunk_logits // len(self.table))
-        for start in range(0, len(context), rows):
-            yield context[start : start + rows], slice(start, start + rows)
+        Args:
+            context: (n, embedding), from `forward`, row by row.
+            places_of_rows: how many positions each row has.
+            seeds: one for each row, which with its context alone decides what is drawn there.
+            chunk_logits: numbers that exist at one time, if no row asks for more.
+        """
+        drawn, log_q = [], []
+        at_once = max(1, chunk_logits // len(self.table) // max(1, *places_of_rows))
+        for first in range(0, len(seeds), at_once):
+            rows = slice(first, first + at_once)
+            start, count = sum(places_of_rows[:first]), sum(places_of_rows[rows])
+            log_p = self.logits(context[start : start + count]).log_softmax(-1)
+            tokens = draw_tokens(log_p, places_of_rows[rows], seeds[rows])
+            drawn.append(tokens)
+            log_q.append(log_p.gather(-1, tokens[:, None])[:, 0])
+        return torch.cat(drawn), torch.cat(log_q)
 
     def own_tensors(self) -> dict[str, Tensor]:
         """Return parameters by name, but for the embedding block."""

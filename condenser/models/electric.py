@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,27 +18,30 @@ from condenser.hub import quiet_transformers
 from condenser.models.cloze import TwoTowerCloze, tower_of
 from condenser.models.condenser import at_least_float32
 from condenser.models.pooling import record_cls
+from condenser.options import NoiseLossOver, NoiseRatio
 from condenser.weights import check_whole
 
 NOISE_FILE = "noise_model.safetensors"
 SETTINGS_FILE = "electric.json"
 TOWER_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 RELEASED_LOG_RATIO = math.log(0.15 / 0.85)
-
-NoiseRatio = Literal["counts", "released"]
-LossOver = Literal["candidates", "attended"]
+_EVEN = math.log(2)  # the loss of a token that is as likely noise as not
 
 
 class ElectricOutput(NamedTuple):
-    """What one forward pass yields.
+    """What one forward pass yields: *sums*, so that any split of a batch adds up to the whole.
 
     Attributes:
-        losses: ``nce`` and ``noise_mle``, each the *sum* over its positions, so that any split of a batch adds up
-            to the whole.
+        nce: the noise contrastive loss, over the positions that it is taken of.
+        noise_mle: the noise model's own loss, over all candidates.
+        figures: over the replaced positions: how often the noise is the text's own token (``noise_hits``), and how
+            often it is found (``noise_found``).
         noised_ids: (batch, length), what the energies were taken of.
     """
 
-    losses: dict[str, Tensor]
+    nce: Tensor
+    noise_mle: Tensor
+    figures: dict[str, Tensor]
     noised_ids: Tensor
 
 
@@ -64,7 +68,7 @@ class ElectricModel(nn.Module):
         noise: TwoTowerCloze,
         *,
         ratio: NoiseRatio = "counts",
-        over: LossOver = "candidates",
+        over: NoiseLossOver = "candidates",
     ) -> None:
         super().__init__()
         self.energy: Any = energy
@@ -72,16 +76,19 @@ class ElectricModel(nn.Module):
         self.ratio = ratio
         self.over = over
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, replaced: Tensor) -> ElectricOutput:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None, replaced: Tensor, seeds: Sequence[int]
+    ) -> ElectricOutput:
         """Draw noise at the marked positions and return the losses.
 
         Args:
             input_ids: (batch, length), the text as it was, padded on the right.
             attention_mask: (batch, length), 1 on tokens; None when no row is padded.
             replaced: (batch, length) bool, True at the candidates to replace.
+            seeds: one for each row, of what the noise model draws there.
         """
         context = self.noise(input_ids, attention_mask)
-        drawn, log_q_drawn = self.noise.sample(context[replaced])
+        drawn, log_q_drawn = self.noise.sample(context[replaced], replaced.sum(dim=1).tolist(), seeds)
         noised = input_ids.masked_scatter(replaced, drawn)
         candidates = candidate_positions(input_ids, attention_mask)
         scored = candidates if self.over == "candidates" else attended_positions(input_ids, attention_mask)
@@ -97,8 +104,11 @@ class ElectricModel(nn.Module):
         # a row with all or none of its candidates replaced has no such odds
         usable = scored & prior.isfinite()
         nce = nce_losses(energy[usable], log_q[usable], replaced[usable], prior[usable])
-        losses = {"nce": nce.sum(), "noise_mle": -log_q_text[candidates[scored]].sum()}
-        return ElectricOutput(losses, noised)
+        figures = {
+            "noise_hits": (drawn == input_ids[replaced]).sum(),
+            "noise_found": (nce[replaced[usable]] < _EVEN).sum(),
+        }
+        return ElectricOutput(nce.sum(), -log_q_text[candidates[scored]].sum(), figures, noised)
 
     def save(self, folder: Path) -> None:
         """Write the energy model as a clean folder, its pooling, and the noise model with its sizes beside it."""

@@ -32,6 +32,7 @@ IDS, MASK = TENSORS["input_ids"], TENSORS["attention_mask"]
 ATTENDED, CANDIDATES, REPLACED = (TENSORS[name].bool() for name in ("attention_mask", "candidates", "replaced"))
 NOISED = TENSORS["noised_ids"]
 ORDINARY = range(5, 14)
+SEEDS = [11, 12]
 
 
 def exactly(value: float) -> object:
@@ -63,7 +64,7 @@ def electric(**settings: str) -> ElectricModel:
 def golden_draws(model: ElectricModel, rows: slice = slice(None)) -> None:
     """Let the noise model draw what the reference drew."""
     drawn = NOISED[rows][REPLACED[rows]]
-    model.noise.sample = lambda context: (drawn, model.noise.log_likelihood(context, drawn).detach())
+    model.noise.sample = lambda context, *rows: (drawn, model.noise.log_likelihood(context, drawn).detach())
 
 
 def pseudo_log_likelihood(model: ElectricModel, ids: Tensor) -> Tensor:
@@ -89,10 +90,12 @@ def test_energies_and_noise_equal_the_reference() -> None:
 def test_losses_with_the_released_ratio_equal_the_reference(over: str, nce: float) -> None:
     model = electric(ratio="released", over=over)
     golden_draws(model)
-    out = model(IDS, MASK, REPLACED)
+    out = model(IDS, MASK, REPLACED, SEEDS)
     assert torch.equal(out.noised_ids, NOISED)
+    found = TENSORS["nce_logits_google"][REPLACED] > 0
+    assert {name: int(value) for name, value in out.figures.items()} == {"noise_hits": 1, "noise_found": found.sum()}
     counts = {"nce": {"attended": 16, "candidates": 12}[over], "noise_mle": 12}
-    means = {name: loss.item() / counts[name] for name, loss in out.losses.items()}
+    means = {name: getattr(out, name).item() / count for name, count in counts.items()}
     assert means == {"nce": exactly(nce), "noise_mle": exactly(EXPECTED["generator_mle_loss_mean_over_candidates"])}
     if over == "attended":
         assert 50 * means["nce"] + means["noise_mle"] == exactly(EXPECTED["total_google_code_lambda50"])
@@ -107,10 +110,10 @@ def test_losses_with_true_counts_equal_algorithm_2(row: int) -> None:
     model = electric()
     golden_draws(model, rows)
     length = int(MASK[row].sum())
-    alone = model(IDS[rows, :length], None, REPLACED[rows, :length]).losses["nce"]
+    alone = model(IDS[rows, :length], None, REPLACED[rows, :length], SEEDS[:1]).nce
     assert alone.item() == exactly(case["loss_sum"])
     golden_draws(model)
-    both = model(IDS, MASK, REPLACED).losses["nce"]
+    both = model(IDS, MASK, REPLACED, SEEDS).nce
     assert both.item() == exactly(sum(one["loss_sum"] for one in EXPECTED["paper_algorithm2_per_sequence"]))
 
 
@@ -243,25 +246,26 @@ def test_likelihood_in_chunks_is_the_likelihood(chunk_logits: int) -> None:
 def test_draws_follow_the_noise_model() -> None:
     noise = electric().noise
     context = noise(IDS, MASK)[0, 3].detach()
-    log_p = noise.logits(context).log_softmax(-1)
-    torch.manual_seed(1)
-    tokens, log_q = noise.sample(context.expand(50_000, -1), chunk_logits=14 * 30_000)
-    assert_equal(log_q, log_p[tokens].detach())
+    log_p = noise.logits(context).log_softmax(-1).detach()
+    counts, seeds = [10_000] * 5, range(5)
+    tokens, log_q = noise.sample(context.expand(50_000, -1), counts, seeds)
+    assert_equal(log_q, log_p[tokens])
     shares = tokens.bincount(minlength=14) / len(tokens)
     spread = (log_p.exp() * (1 - log_p.exp()) / len(tokens)).sqrt()
     assert ((shares - log_p.exp()).abs() < 5 * spread).all()
-    torch.manual_seed(1)
-    assert torch.equal(noise.sample(context.expand(50_000, -1), chunk_logits=14 * 30_000)[0], tokens)
+    few_logits = noise.sample(context.expand(50_000, -1), counts, seeds, chunk_logits=14 * 20_001)
+    assert torch.equal(few_logits[0], tokens) and torch.equal(few_logits[1], log_q)
+    assert torch.equal(noise.sample(context.expand(10_000, -1), [10_000], [3])[0], tokens[30_000:40_000])
 
 
 def test_nothing_of_the_energy_loss_reaches_the_noise_model_but_through_the_embeddings() -> None:
     model = electric()
     shared = {id(parameter) for parameter in model.energy.electra.embeddings.parameters()}
-    model(IDS, MASK, REPLACED).losses["nce"].backward()
+    model(IDS, MASK, REPLACED, SEEDS).nce.backward()
     assert all(tensor.grad is None for tensor in model.noise.own_tensors().values())
     assert all(tensor.grad is not None for tensor in model.energy.parameters())
     model.zero_grad()
-    model(IDS, MASK, REPLACED).losses["noise_mle"].backward()
+    model(IDS, MASK, REPLACED, SEEDS).noise_mle.backward()
     assert all(tensor.grad is not None for tensor in model.noise.own_tensors().values())
     assert {id(tensor) for tensor in model.energy.parameters() if tensor.grad is not None} <= shared
 
@@ -274,12 +278,10 @@ def test_rows_without_a_choice_cost_nothing() -> None:
     replaced[0, 1] = replaced[1, 1] = True
     assert noise_log_ratio(replaced, candidate_positions(ids, mask))[:2, 0].tolist() == [0.0, math.inf]
     model = electric()
-    torch.manual_seed(0)
-    out = model(ids, mask, replaced)
-    torch.manual_seed(0)
-    alone = model(ids[:1], None, replaced[:1])
-    assert out.losses["nce"].item() == exactly(alone.losses["nce"].item())
-    sum(out.losses.values()).backward()
+    out = model(ids, mask, replaced, [1, 2, 3])
+    alone = model(ids[:1], None, replaced[:1], [1])
+    assert out.nce.item() == exactly(alone.nce.item())
+    (out.nce + out.noise_mle).backward()
     assert all(tensor.grad is None or tensor.grad.isfinite().all() for tensor in model.parameters())
 
 
