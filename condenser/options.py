@@ -156,8 +156,8 @@ class PretrainOptions(Options):
     )
     data: str = source("token store made by `condenser spans`")
     init: str | None = source("folder or hub name of the weights to start from", default=None)
-    model_size: Literal["tiny", "mini"] | None = option(
-        None, "start from random weights instead: tiny is 2 layers of 128, mini 4 of 256"
+    model_size: Literal["tiny", "mini", "small", "medium"] | None = option(
+        None, "start from random weights instead: tiny is 2 layers of 128, mini 4 of 256, small 4 and medium 8 of 512"
     )
     output: str = output("folder to write: opens in AutoModel and AutoModelForMaskedLM")
     max_steps: int | None = option(None, "optimiser steps", minimum=1)
