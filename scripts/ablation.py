@@ -147,6 +147,7 @@ class Study:
                 skip_from=settings.skip_from if has_head else None,
                 late_mlm=settings.late_mlm if has_head else None,
                 mixed_precision=settings.mixed_precision,
+                workers=0 if settings.mixed_precision == "no" else 4,
                 # The first stage's seed would deal out the spans that it has read once more.
                 seed=cell.seed + 1_000_000 * number,
                 save_every=100,
