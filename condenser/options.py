@@ -149,7 +149,7 @@ NoiseLossOver = Literal["candidates", "attended"]
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainOptions(Options):
-    """Pretrain an encoder on token spans: MLM or Condenser, with the contrastive loss (coCondenser) or without."""
+    """Pretrain an encoder on token spans: MLM, Condenser (coCondenser), ELECTRA or Electric."""
 
     objective: Objective = option(
         "condenser", "what is learnt; cocondenser and mlm_contrastive also tell two spans of a document from others"
@@ -159,7 +159,7 @@ class PretrainOptions(Options):
     model_size: Literal["tiny", "mini", "small", "medium"] | None = option(
         None, "start from random weights instead: tiny is 2 layers of 128, mini 4 of 256, small 4 and medium 8 of 512"
     )
-    output: str = output("folder to write: opens in AutoModel and AutoModelForMaskedLM")
+    output: str = output("folder to write: opens in AutoModel, and in the class of the objective")
     max_steps: int | None = option(None, "optimiser steps", minimum=1)
     epochs: float | None = option(
         None,

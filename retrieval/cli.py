@@ -49,7 +49,9 @@ VERBS: dict[str, Verb] = {
     ),
     "spans": Verb("documents to token spans", "condenser.options:SpansOptions", "retrieval.spans:build_spans_of"),
     "pretrain": Verb(
-        "MLM, Condenser and coCondenser pretraining", "condenser.options:PretrainOptions", "condenser.pretrain:pretrain"
+        "spans to weights: MLM, Condenser, coCondenser, ELECTRA, Electric",
+        "condenser.options:PretrainOptions",
+        "condenser.pretrain:pretrain",
     ),
     "score": Verb(
         "how plausible texts are, and queries given their passages",
