@@ -6,11 +6,12 @@ A cell is one collection, start, seed and arm. Arms:
     none      fine-tuned with in-batch negatives only
     bm25      + hard negatives from BM25: stage 1 of the recipe
     mined     + those that the bm25 arm's encoder finds, from the same start: stage 2 of the recipe
-    fused     the mined arm's run and BM25's by reciprocal ranks
+    fused     the mined arm's run and BM25's, scores normalised for each query, weights chosen on dev
 
 Each cell's figures (dev and test) are a JSON file in --output, written when the cell is done; cells that are there are
 passed over, and one that was stopped goes on in --work. All arms train for the same steps of as many queries, so arms
-with hard negatives see more passages.
+with hard negatives see more passages. Below the table of test figures stand differences of MRR@10 between arms, with
+95 % intervals by bootstrap over queries, each query's values averaged over the seeds first.
 
     python scripts/recipe_study.py --output results --work /tmp/study              # MiniLM, both collections
     python scripts/recipe_study.py --start mine=DIR --seeds 1 2 3 --collections medquad ...
@@ -26,8 +27,11 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -37,6 +41,7 @@ from condenser.hub import local_folder
 from condenser.manifest import identity
 from condenser.talk import say
 from eval.evaluation import evaluate
+from eval.significance import bootstrap_intervals
 from retrieval.collections import open_collection
 from retrieval.options import Bm25Options, FuseOptions
 from retrieval.quickstart import default_weights
@@ -46,6 +51,7 @@ from retrieval.stages import Stage, command_line, run_stages
 ARMS = ("lexical", "none", "bm25", "mined", "fused")
 SPLITS = ("dev", "test")
 METRICS = ["MRR@10", "nDCG@10", "R@100"]
+DIFFERENCES = [("bm25", "none"), ("mined", "none"), ("fused", "mined"), ("fused", "lexical")]
 MINILM = "minilm"
 SEEN = "has seen MS MARCO and Natural Questions in its own training"
 
@@ -85,7 +91,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
 def commands(cell: Cell, start: str, settings: Settings, root: Path) -> tuple[list[Stage], dict[str, str]]:
     """Return the commands that make a cell, and the run of each split; arms share what they have in common."""
     lexical = {
-        split: Bm25Options(collection=cell.collection, split=split, output=str(root / f"lexical.{split}.trec"))
+        split: Bm25Options(collection=cell.collection, split=split, output=str(lexical_run(root, split)))
         for split in SPLITS
     }
     by_bm25 = [Stage("bm25", options) for options in lexical.values()]
@@ -101,14 +107,29 @@ def commands(cell: Cell, start: str, settings: Settings, root: Path) -> tuple[li
         last = max(place for place, stage in enumerate(stages) if stage.made.name == f"stage1.{SPLITS[-1]}.trec")
         return stages[: last + 1], {split: str(here / f"stage1.{split}.trec") for split in SPLITS}
     runs = {split: str(here / f"stage2.{split}.trec") for split in SPLITS}
-    if cell.arm == "mined":
-        return stages, runs
-    fused = {
-        split: FuseOptions(runs=[lexical[split].output, run], output=str(here / f"fused.{split}.trec"))
-        for split, run in runs.items()
-    }
-    stages += [*by_bm25, *(Stage("fuse", options) for options in fused.values())]
-    return stages, {split: options.output for split, options in fused.items()}
+    return (stages if cell.arm == "mined" else stages + by_bm25), runs
+
+
+def fuse(
+    lexical: dict[str, str], dense: dict[str, str], collection: str, folder: Path
+) -> tuple[list[Stage], dict[str, str]]:
+    """Fuse the runs of both splits with the weights that are best on dev; return the commands and the fused runs."""
+    fused = {split: str(folder / f"fused.{split}.trec") for split in SPLITS}
+    on_dev, on_test = (
+        FuseOptions(runs=[lexical[split], dense[split]], method="minmax", k=100, output=fused[split])
+        for split in SPLITS
+    )
+    chosen = Stage("fuse", replace(on_dev, collection=collection, split="dev"))
+    run_stages([chosen])
+    weights = read_json(chosen.made.with_name(f"{chosen.made.name}.json"))["weights"]
+    applied = Stage("fuse", replace(on_test, weights=weights))
+    run_stages([applied])
+    return [chosen, applied], fused
+
+
+def lexical_run(root: Path, split: str) -> Path:
+    """Return where BM25's run of a split stands."""
+    return root / f"lexical.{split}.trec"
 
 
 def recipe_of(cell: Cell, start: str, settings: Settings) -> Recipe:
@@ -141,10 +162,15 @@ def recipe_of(cell: Cell, start: str, settings: Settings) -> Recipe:
 
 def measure(cell: Cell, start: str, settings: Settings, work: Path) -> dict[str, Any]:
     """Make a cell and return its figures with what made them."""
-    stages, runs = commands(cell, start, settings, work / Path(cell.collection).name)
+    root = work / Path(cell.collection).name
+    stages, runs = commands(cell, start, settings, root)
     run_stages(stages)
+    if cell.arm == "fused":
+        lexical = {split: str(lexical_run(root, split)) for split in SPLITS}
+        fused, runs = fuse(lexical, runs, cell.collection, root / f"{cell.start}-{cell.seed}")
+        stages += fused
     collection = open_collection(cell.collection)
-    figures = {split: evaluate(collection.qrels(split), run, METRICS).means for split, run in runs.items()}
+    measured = {split: evaluate(collection.qrels(split), run, METRICS) for split, run in runs.items()}
     return {
         **cell._asdict(),
         "start_files": identity(start),
@@ -152,7 +178,8 @@ def measure(cell: Cell, start: str, settings: Settings, work: Path) -> dict[str,
         "collection_files": collection.fingerprint(),
         "settings": settings._asdict(),
         "commands": [command_line(stage) for stage in stages],
-        **figures,
+        **{split: one.means for split, one in measured.items()},
+        "test_queries": {name: values.round(4).tolist() for name, values in measured["test"].per_query.items()},
     }
 
 
@@ -169,8 +196,23 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
             spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
             figures.append(f"{statistics.mean(values):.4f}{spread}")
         yield f"{collection:<12}{start:<12}{arm:<10}{len(cells):>6}" + "".join(f"{figure:>18}" for figure in figures)
+    yield from differences(groups)
     if any(one["note"] for one in results):
         yield f"{MINILM}: {SEEN}"
+
+
+def differences(groups: dict[tuple[str, str, str], list[dict[str, Any]]]) -> Iterator[str]:
+    """Yield, for each collection and start, how far one arm is above another in MRR@10."""
+    metric = METRICS[0]
+    for collection, start in dict.fromkeys((collection, start) for collection, start, _ in groups if start):
+        for arm, other in DIFFERENCES:
+            cells = [groups.get((collection, start if one != "lexical" else "", one)) for one in (arm, other)]
+            if None in cells:
+                continue
+            ours, theirs = (np.mean([cell["test_queries"][metric] for cell in some], axis=0) for some in cells if some)
+            low, high = bootstrap_intervals((ours - theirs)[:, None])[0]
+            change = f"{(ours - theirs).mean():+.4f}"
+            yield f"{collection:<12}{start:<12}{arm:<10}less {other:<10}{change:>10}  ({low:+.4f} to {high:+.4f})"
 
 
 def main() -> int:
