@@ -181,9 +181,9 @@ class Search:
             if owner not in left and not self._bank[owner]:
                 states_of.setdefault(owner, set()).add(state)
         for owner, states in states_of.items():
+            where = ", ".join(map(str, sorted(states)))
             self._dead_ends[owner] = (
-                f"after {self.length} tokens the model gives no probability to anything that is allowed next "
-                f"(state {', '.join(map(str, sorted(states)))})"
+                f"after {self.length} tokens nothing that is allowed next has a probability above 0 (state {where})"
             )
 
     def outcomes(self) -> list[Outcome]:
