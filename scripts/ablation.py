@@ -33,6 +33,7 @@ import json
 import shutil
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,10 +59,10 @@ from scripts.ablation_settings import (
     MINILM,
     PAIRS,
     RANDOM,
-    SECONDS,
     SEEN,
     Settings,
     described,
+    reckoned,
     settings_of,
 )
 from scripts.ablation_table import METRICS, tables
@@ -110,35 +111,47 @@ class Study:
             output=str(self.root / "spans"),
         )
 
-    def prepare(self, percents: list[int], seeds: list[int]) -> None:
-        """Write what all cells read: the pool, the labels of each share and seed, and the spans."""
-        collection = open_collection(self.collection)
-        queries, passages = self.settings.pool_queries, self.settings.pool_passages
-        write_pool(collection, self.root / "pool", queries=queries, passages=passages)
-        write_labels(collection, self.root / "labels", percents=[one for one in percents if one], seeds=seeds)
-        run_stages([Stage("spans", self.spans)])
+    def prepare(self, seeds: list[int]) -> None:
+        """Make what cells have in common beyond a stage of pretraining: pool, labels, spans and random weights."""
+        collection, settings = open_collection(self.collection), self.settings
+        write_pool(collection, self.root / "pool", queries=settings.pool_queries, passages=settings.pool_passages)
+        for seed in seeds:
+            write_labels(collection, self.labels(seed), percents=[*settings.finetune_steps], seed=seed)
+        random = [] if self.folder else [Stage("pretrain", self.random(seed)) for seed in seeds]
+        run_stages([Stage("spans", self.spans), *random])
 
-    def pretraining(self, cell: Cell) -> list[PretrainOptions]:
-        """Return the stages of a cell's arm, in order; with random weights also what makes them."""
-        settings = self.settings
-        random = PretrainOptions(
+    def labels(self, seed: int) -> Path:
+        """Return the folder of a seed's shares of the training pairs."""
+        return self.root / f"labels-{seed}"
+
+    def random(self, seed: int) -> PretrainOptions:
+        """Return what makes a seed's random weights: one step at rate 0."""
+        return PretrainOptions(
             objective="mlm",
             data=self.spans.output,
-            model_size=settings.model_size,
+            model_size=self.settings.model_size,
             max_steps=1,
             batch_size=2,
             learning_rate=0.0,
-            seed=cell.seed,
-            output=str(self.root / f"random-{cell.seed}"),
+            seed=seed,
+            output=str(self.root / f"random-{seed}"),
         )
-        stages = [] if self.folder else [random]
+
+    def start(self, seed: int) -> str:
+        """Return the folder of the weights that all arms start from."""
+        return self.folder or self.random(seed).output
+
+    def pretraining(self, cell: Cell) -> list[PretrainOptions]:
+        """Return the stages of a cell's arm, in order."""
+        settings = self.settings
+        stages: list[PretrainOptions] = []
         for number, objective in enumerate(ARMS[cell.arm]):
             has_head = objective in ("condenser", "cocondenser")
             name = "-".join([*ARMS[cell.arm][: number + 1], str(cell.seed)])
             options = PretrainOptions(
                 objective=objective,
                 data=self.spans.output,
-                init=self.folder if not stages else stages[-1].output,
+                init=stages[-1].output if stages else self.start(cell.seed),
                 max_steps=settings.second_steps if number else settings.first_steps,
                 batch_size=settings.second_documents if number else settings.first_spans,
                 learning_rate=settings.pretrain_rate,
@@ -165,8 +178,8 @@ class Study:
         labelled = cell.percent > 0
         finetune = FinetuneOptions(
             encoder=start,
-            collection=[str(self.root / "labels")],
-            split=f"{cell.percent if labelled else 100}-{cell.seed}",
+            collection=[str(self.labels(cell.seed))],
+            split=f"{cell.percent if labelled else 100}",
             dev_split="none",
             # Without labels: one step at rate 0, which changes no weight and writes down how vectors are made.
             max_steps=settings.finetune_steps[cell.percent] if labelled else 1,
@@ -195,6 +208,11 @@ class Study:
         run = self.cell_folder(cell) / "run.trec"
         return [Stage("bm25", Bm25Options(collection=str(self.root / "pool"), k=100, output=str(run)))], run
 
+    def told(self, stage: Stage) -> str:
+        """Return a stage's command without the places of this machine."""
+        command = command_line(stage).replace(str(self.root), self.root.name)
+        return command.replace(self.folder, "START") if self.folder else command
+
     def cell_folder(self, cell: Cell) -> Path:
         """Return where a cell's own artifacts lie until it is done."""
         return self.root / "cells" / cell.name.removesuffix(".json")
@@ -208,7 +226,7 @@ class Study:
             began = time.process_time()
             run_stages(stages)
             cpu_seconds[name] = round(time.process_time() - began, 1)
-            commands.extend(map(command_line, stages))
+            commands.extend(map(self.told, stages))
 
         pretraining: list[PretrainOptions] = []
         if cell.arm == LEXICAL:
@@ -217,7 +235,9 @@ class Study:
         else:
             pretraining = self.pretraining(cell)
             run("pretrain", [Stage("pretrain", options) for options in pretraining])
-            finetune, search, found = self.retriever(cell, pretraining[-1].output if pretraining else str(self.folder))
+            finetune, search, found = self.retriever(
+                cell, pretraining[-1].output if pretraining else self.start(cell.seed)
+            )
             run("finetune", finetune)
             run("search", search)
         pool = open_collection(self.root / "pool")
@@ -229,7 +249,7 @@ class Study:
             "collection_files": open_collection(self.collection).fingerprint(),
             "pool": {"files": pool.fingerprint(), "passages": len(pool.lookup()), "queries": len(result.query_ids)},
             "settings": described(self.settings),
-            "tokens": [tokens_read(one.data, **_draws(one)) for one in pretraining if one.learning_rate],
+            "tokens": [tokens_read(one.data, **_draws(one)) for one in pretraining],
             "commands": commands,
             "cpu_seconds": cpu_seconds,
             "means": result.means,
@@ -246,22 +266,6 @@ def _draws(options: PretrainOptions) -> dict[str, int]:
         "batch_size": options.batch_size,
         "seed": options.seed,
     }
-
-
-def reckoned(cell: Cell, settings: Settings, made: set[str]) -> float:
-    """Return about how many CPU minutes a cell takes beyond what is made already; ``made`` grows."""
-    seconds = 0.0
-    for number, objective in enumerate(ARMS.get(cell.arm, ())):
-        name = f"{cell.collection}-{'-'.join(ARMS[cell.arm][: number + 1])}-{cell.seed}"
-        spans = settings.second_steps * 2 * settings.second_documents if number else 0
-        spans = spans or settings.first_steps * settings.first_spans
-        if name not in made:
-            seconds += spans * SECONDS["condenser" if "condenser" in objective else "mlm"] + SECONDS["start"]
-        made.add(name)
-    if cell.arm != LEXICAL:
-        pairs = settings.finetune_steps[cell.percent] * settings.finetune_batch
-        seconds += pairs * SECONDS["pair"] + settings.pool_passages * SECONDS["passage"] + SECONDS["start"]
-    return seconds / 60
 
 
 @contextmanager
@@ -293,14 +297,14 @@ def cells_of(given: argparse.Namespace, start: str, percents: list[int]) -> list
     return cells + [Cell(collection, start, LEXICAL, 0, 0) for collection in given.collections]
 
 
-def run_cells(cells: list[Cell], studies: dict[str, Study], given: argparse.Namespace, percents: list[int]) -> None:
+def run_cells(cells: list[Cell], studies: dict[str, Study], given: argparse.Namespace) -> None:
     """Make the cells that are missing, those of one unit at a time, and leave to others what they have in hand."""
     import torch
 
     torch.set_num_threads(1)  # as many processes as cores are faster than one process with as many threads
     for collection in given.collections:
         with held(studies[collection].root / "prepare.lock", wait=True):
-            studies[collection].prepare(percents, given.seeds)
+            studies[collection].prepare(given.seeds)
     for unit in dict.fromkeys(cell.unit for cell in cells):
         with held(given.work / "locks" / unit, wait=False) as mine:
             if not mine:
@@ -365,21 +369,21 @@ def main() -> int:
         cells = cells_of(given, start, percents)
         results = results_of(cells, settings, given.output)
         if given.dry_run:
-            made: set[str] = set()
-            minutes = [reckoned(cell, settings, made) for cell in cells]
+            made: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+            minutes = [reckoned(settings, one.arm, one.percent, made[one.collection, one.seed]) for one in cells]
             print(*(f"{one:6.1f}  {cell.name}" for one, cell in zip(minutes, cells, strict=True)), sep="\n")
             print(json.dumps({"cells": len(cells), "done": len(results), "cpu_minutes": round(sum(minutes))}))
             return 0
         if not given.table:
             studies = {one: Study(one, start, folder, settings, given.work) for one in given.collections}
-            run_cells(cells, studies, given, percents)
+            run_cells(cells, studies, given)
             results = results_of(cells, settings, given.output)
     except UserError as error:
         print(f"ablation: error: {error}", file=sys.stderr)
         return 2
     print(json.dumps({"cells": len(results), "missing": len(cells) - len(results)}))
     print(
-        *(part.render(markdown=given.markdown) if hasattr(part, "render") else part for part in tables(results)),
+        *(part if isinstance(part, str) else part.render(markdown=given.markdown) for part in tables(results)),
         sep="\n\n",
     )
     return 0

@@ -46,12 +46,12 @@ def write_pool(collection: Collection, output: Path, *, queries: int, passages: 
         workspace.commit({"queries": len(chosen), "passages": len(pool)})
 
 
-def write_labels(collection: Collection, output: Path, *, percents: list[int], seeds: list[int]) -> None:
-    """Write the collection with one split for each share of its training pairs and each seed: ``PERCENT-SEED``.
+def write_labels(collection: Collection, output: Path, *, percents: list[int], seed: int) -> None:
+    """Write the collection with a split for each share of its training pairs, named by its percentage.
 
-    A seed's smaller shares are parts of its greater ones; ``100-SEED`` is always there.
+    Smaller shares are parts of greater ones; 100 is always there.
     """
-    config = {"percents": sorted({*percents, 100}), "seeds": seeds}
+    config = {"percents": sorted({*percents, 100} - {0}), "seed": seed}
     with Workspace(output, "labels", config=config, inputs={"collection": collection.fingerprint()}) as workspace:
         if workspace.done:
             return
@@ -60,11 +60,10 @@ def write_labels(collection: Collection, output: Path, *, percents: list[int], s
         pairs = [pair for pair in pairs if pair[2] > 0]
         _write_corpus(workspace.path, collection.passages())
         _write_queries(workspace.path, collection.queries("train"))
-        for seed in seeds:
-            order = np.random.default_rng([_SEED, seed]).permutation(len(pairs))
-            for percent in config["percents"]:
-                count = max(1, round(len(pairs) * percent / 100))
-                _write_qrels(workspace.path, f"{percent}-{seed}", [pairs[place] for place in sorted(order[:count])])
+        order = np.random.default_rng([_SEED, seed]).permutation(len(pairs))
+        for percent in config["percents"]:
+            count = max(1, round(len(pairs) * percent / 100))
+            _write_qrels(workspace.path, str(percent), [pairs[place] for place in sorted(order[:count])])
         workspace.commit({"pairs": len(pairs)})
 
 

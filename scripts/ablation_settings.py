@@ -144,3 +144,29 @@ def described(settings: Settings) -> dict[str, Any]:
     """Return settings as JSON gives them back."""
     values: dict[str, Any] = json.loads(json.dumps(settings._asdict()))
     return values
+
+
+def reckoned(settings: Settings, arm: str, percent: int, made: set[str]) -> float:
+    """Return about how many CPU minutes a cell takes with MiniLM-L6.
+
+    Args:
+        settings: see `Settings`.
+        arm: its arm.
+        percent: its share of the labels.
+        made: stages of pretraining that other cells of its collection and seed have made; grows.
+    """
+    if arm == LEXICAL:
+        return 0.0
+    seconds = settings.finetune_steps[percent] * settings.finetune_batch * SECONDS["pair"]
+    seconds += settings.pool_passages * SECONDS["passage"] + SECONDS["start"]
+    for number, objective in enumerate(ARMS[arm]):
+        stage = "-".join(ARMS[arm][: number + 1])
+        first, second = (
+            settings.first_steps * settings.first_spans,
+            2 * settings.second_steps * settings.second_documents,
+        )
+        if stage not in made:
+            spans = second if number else first
+            seconds += spans * SECONDS["condenser" if "condenser" in objective else "mlm"] + SECONDS["start"]
+        made.add(stage)
+    return seconds / 60

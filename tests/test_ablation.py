@@ -83,7 +83,8 @@ def test_random_weights_are_one_start_for_all_arms(tmp_path: Path, data: Path) -
     assert done.returncode == 0, done.stderr
     cells = [json.loads((tmp_path / "results" / f"data-random-{arm}-0-1.json").read_text()) for arm in ("none", "mlm")]
     assert [len(cell["tokens"]) for cell in cells] == [0, 2]
-    assert all("random-1" in cell["commands"][0] for cell in cells)
+    for cell, option in zip(cells, ("--encoder", "--init"), strict=True):
+        assert f"{option} data-random/random-1 " in cell["commands"][0]
 
 
 def test_pool_holds_the_answers_and_labels_nest(tmp_path: Path, data: Path) -> None:
@@ -96,11 +97,12 @@ def test_pool_holds_the_answers_and_labels_nest(tmp_path: Path, data: Path) -> N
     write_pool(collection, tmp_path / "whole", queries=0, passages=0)
     assert len(open_collection(tmp_path / "whole").qrels("test")) == sum(i % 6 > 0 for i in range(40, 52))
 
-    write_labels(collection, tmp_path / "labels", percents=[10, 50], seeds=[1, 2])
-    labels = open_collection(tmp_path / "labels")
-    shares = [set(labels.qrels(f"{percent}-1")) for percent in (10, 50, 100)]
+    for seed in (1, 2):
+        write_labels(collection, tmp_path / f"labels-{seed}", percents=[0, 10, 50], seed=seed)
+    labels, others = (open_collection(tmp_path / f"labels-{seed}") for seed in (1, 2))
+    shares = [set(labels.qrels(percent)) for percent in ("10", "50", "100")]
     assert list(map(len, shares)) == [4, 20, 40] and shares[0] < shares[1] < shares[2]
-    assert set(labels.qrels("10-2")) != shares[0]
+    assert set(others.qrels("10")) != shares[0]
 
 
 def cell(arm: str, seed: int, values: list[float]) -> dict[str, Any]:
