@@ -21,8 +21,8 @@ from retrieval.cli import VERBS, load
 from retrieval.collections import open_collection
 
 # Verbs that make a file: no manifest says what it was made from.
-_MAKE_FILES = ("bm25", "search", "mine", "fuse")
-_SOURCES = ("index", "encoder", "run", "runs", "cross_encoder")
+_MAKE_FILES = ("bm25", "search", "mine", "rerank", "fuse")
+_SOURCES = ("index", "encoder", "model", "run", "runs", "cross_encoder")
 
 
 @dataclass(frozen=True)
