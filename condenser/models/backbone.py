@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from condenser.errors import UserError, first_line, sample
 from condenser.hub import local_folder, position_limit, quiet_transformers
+from condenser.models.dropout import cheapen
+from condenser.models.unpadded import TextRow, prepare, row_of_texts
+from condenser.models.vocabulary_loss import cross_entropies
 from condenser.talk import say
 from condenser.weights import check_config, check_shapes, check_weights, stored_dtypes
 
@@ -33,26 +36,42 @@ class Family:
 
     Attributes:
         layers: the list of Transformer layers.
-        head: the modules that turn hidden states into logits, in this order.
+        head: the modules that turn hidden states into logits.
         transform: the linear map with which they begin.
+        before_decoder: what they do before their last linear map: model and states to states.
     """
 
     layers: str
     head: tuple[str, ...]
     transform: str
+    before_decoder: Callable[[Any, Tensor], Tensor]
 
 
 FAMILIES = {
-    "bert": Family("bert.encoder.layer", ("cls",), "cls.predictions.transform.dense"),
-    "roberta": Family("roberta.encoder.layer", ("lm_head",), "lm_head.dense"),
-    "electra": Family(
-        "electra.encoder.layer", ("generator_predictions", "generator_lm_head"), "generator_predictions.dense"
+    "bert": Family(
+        "bert.encoder.layer",
+        ("cls",),
+        "cls.predictions.transform.dense",
+        lambda lm, states: lm.cls.predictions.transform(states),
     ),
-    "modernbert": Family("model.layers", ("head", "decoder"), "head.dense"),
+    "roberta": Family(
+        "roberta.encoder.layer",
+        ("lm_head",),
+        "lm_head.dense",
+        lambda lm, states: lm.lm_head.layer_norm(nn.functional.gelu(lm.lm_head.dense(states))),
+    ),
+    "electra": Family(
+        "electra.encoder.layer",
+        ("generator_predictions", "generator_lm_head"),
+        "generator_predictions.dense",
+        lambda lm, states: lm.generator_predictions(states),
+    ),
+    "modernbert": Family("model.layers", ("head", "decoder"), "head.dense", lambda lm, states: lm.head(states)),
     "distilbert": Family(
         "distilbert.transformer.layer",
         ("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector"),
         "vocab_transform",
+        lambda lm, states: lm.vocab_layer_norm(lm.activation(lm.vocab_transform(states))),
     ),
 }
 
@@ -75,6 +94,7 @@ class Backbone(nn.Module):
         self.lm: Any = lm
         _tie_decoder(lm)
         self._family = FAMILIES[family]
+        self._without_padding = prepare(lm)
 
     @property
     def config(self) -> PretrainedConfig:
@@ -91,16 +111,34 @@ class Backbone(nn.Module):
         """Most tokens that a row may hold."""
         return position_limit(self.config)
 
-    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, ...]:
-        """Return the states of all layers, each (batch, length, dim); index 0 is the embedding output."""
-        out = self.lm.base_model(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True)
+    def in_one_row(self, input_ids: Tensor, attention_mask: Tensor | None) -> TextRow | None:
+        """Return the texts (batch, length) without padding in one row; None where the family cannot do without."""
+        return row_of_texts(self.config, input_ids, attention_mask) if self._without_padding else None
+
+    def hidden_states(self, input_ids: Tensor, attention: Tensor | TextRow | None) -> tuple[Tensor, ...]:
+        """Return the states of all layers, each (batch, length, dim); index 0 is the embedding output.
+
+        Args:
+            input_ids: (batch, length), or the ids of a row of texts.
+            attention: (batch, length), 1 on tokens; None when no row is padded; or that row of texts.
+        """
+        if isinstance(attention, TextRow):
+            given: dict[str, Any] = {"position_ids": attention.positions, "text_groups": attention.groups}
+        else:
+            given = {"attention_mask": attention}
+        out = self.lm.base_model(input_ids=input_ids, output_hidden_states=True, **given)
         return tuple(out.hidden_states)
 
     def vocabulary_logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., vocabulary) of states (..., dim) through the model's own masked-LM head."""
-        for name in self._family.head:
-            hidden = self.lm.get_submodule(name)(hidden)
-        return hidden
+        logits: Tensor = self.lm.get_output_embeddings()(self._family.before_decoder(self.lm, hidden))
+        return logits
+
+    def vocabulary_losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropies (n,) of `vocabulary_logits` of states (n, dim) against labels (n,)."""
+        decoder = self.lm.get_output_embeddings()
+        states = self._family.before_decoder(self.lm, hidden)
+        return cross_entropies(states, decoder.weight, decoder.bias, labels)
 
     def new_layers(self, count: int) -> nn.ModuleList:
         """Return ``count`` freshly initialised layers of the family's own class and configuration.
@@ -121,11 +159,23 @@ class Backbone(nn.Module):
             final_norm.reset_parameters()
             layers.append(final_norm)
         layers.apply(self.lm._init_weights)
+        if self._without_padding:
+            cheapen(layers)
         return layers
 
-    def run_layers(self, layers: nn.ModuleList, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Run states (batch, length, dim) through layers from `new_layers`, every token seeing all others."""
-        mask = create_bidirectional_mask(self.config, hidden, attention_mask)
+    def run_layers(self, layers: nn.ModuleList, hidden: Tensor, attention: Tensor | TextRow | None) -> Tensor:
+        """Run states (batch, length, dim) through layers from `new_layers`, every token seeing all of its text.
+
+        Args:
+            layers: from `new_layers`.
+            hidden: the states.
+            attention: see `hidden_states`.
+        """
+        if isinstance(attention, TextRow):
+            for layer in layers:
+                hidden = layer(hidden, None, text_groups=attention.groups)
+            return hidden
+        mask = create_bidirectional_mask(self.config, hidden, attention)
         if self.config.model_type != "modernbert":
             for layer in layers:
                 hidden = layer(hidden, mask)

@@ -14,6 +14,7 @@ from condenser.errors import UserError
 from condenser.files import disk_faults, read_json, write_json
 from condenser.models.backbone import Backbone
 from condenser.models.pooling import record_cls
+from condenser.models.unpadded import TextRow
 from condenser.weights import check_whole
 
 HEAD_FILE = "condenser_head.safetensors"
@@ -90,26 +91,39 @@ class CondenserModel(nn.Module):
             labels: (batch, length), -100 where nothing is asked; None for the CLS states alone,
                 which then cost neither head nor vocabulary.
         """
-        states = self.backbone.hidden_states(input_ids, attention_mask)
-        late = states[-1]
-        losses = {}
+        row = self.backbone.in_one_row(input_ids, attention_mask)
+        if row is None:
+            states = self.backbone.hidden_states(input_ids, attention_mask)
+            starts = torch.arange(len(input_ids), device=input_ids.device) * input_ids.shape[1]
+        else:
+            states, starts = self.backbone.hidden_states(row.ids, row), row.starts
+        late = states[-1].flatten(0, 1)
+        losses: dict[str, Tensor] = {}
         if labels is not None:
+            labels = labels.flatten() if row is None else row.unpadded(labels)
+            asked = (labels != IGNORED).nonzero()[:, 0]
+            parts = {}
             if len(self.head):
-                losses["head_mlm"] = self.masked_lm_loss(self.head_states(states, attention_mask), labels)
+                repaired = self.head_states(states, attention_mask if row is None else row, starts)
+                parts["head_mlm"] = repaired.flatten(0, 1)[asked]
             if self.late_mlm:
-                losses["late_mlm"] = self.masked_lm_loss(late, labels)
-        return PretrainingOutput(losses, late[:, 0])
+                parts["late_mlm"] = late[asked]
+            # the vocabulary's weights, the largest matrix there is, are gone through once for both
+            each = self.backbone.vocabulary_losses(torch.cat([*parts.values()]), labels[asked].repeat(len(parts)))
+            losses = {name: part.sum() for name, part in zip(parts, each.split(len(asked)), strict=True)}
+        return PretrainingOutput(losses, late[starts])
 
-    def head_states(self, states: tuple[Tensor, ...], attention_mask: Tensor | None) -> Tensor:
-        """Run the head over [late CLS ; early tokens] (Condenser, equations 5 and 6); (batch, length, dim)."""
-        late_cls, early_tokens = states[-1][:, :1], states[self.skip_from][:, 1:]
-        return self.backbone.run_layers(self.head, torch.cat([late_cls, early_tokens], dim=1), attention_mask)
+    def head_states(self, states: tuple[Tensor, ...], attention: Tensor | TextRow | None, starts: Tensor) -> Tensor:
+        """Run the head over [late CLS ; early tokens] (Condenser, equations 5 and 6); (batch, length, dim).
 
-    def masked_lm_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Sum the cross-entropy over masked tokens; logits are computed at these positions only."""
-        asked = labels != IGNORED
-        logits = self.backbone.vocabulary_logits(hidden[asked])
-        return nn.functional.cross_entropy(at_least_float32(logits), labels[asked], reduction="sum")
+        Args:
+            states: of all layers, each (batch, length, dim).
+            attention: see `Backbone.hidden_states`.
+            starts: (texts,) where each text begins among the batch * length places.
+        """
+        late, early = states[-1], states[self.skip_from]
+        with_late_cls = early.flatten(0, 1).index_copy(0, starts, late.flatten(0, 1)[starts].to(early.dtype))
+        return self.backbone.run_layers(self.head, with_late_cls.view_as(early), attention)
 
     def save(self, folder: Path) -> None:
         """Write a clean masked-LM folder, its pooling, and the head with its settings beside it."""

@@ -26,8 +26,8 @@ _NAME = "texts_in_a_row"
 _FIRST_POSITION = {"bert": 0, "electra": 0, "distilbert": 0, "roberta": 1, "xlm-roberta": 1}
 # Of these, the families whose classifiers see nothing but the state of the first token, maybe through BERT's pooler.
 _CLASSIFIERS = ("bert", "electra", "roberta", "xlm-roberta")
-# Texts whose lengths differ by little attend together, padded: as many more scores are cheaper than more calls. On a GPU
-# calls are what costs.
+# Texts whose lengths differ by little attend together, padded: as many more scores are cheaper than more calls, above
+# all on a GPU.
 _MOST_PADDING = {"cpu": 1.2, "cuda": 4.0}
 # Under dropout, texts of so many tokens attend one by one on a CPU.
 _ALONE_FROM = 32
@@ -86,6 +86,7 @@ class TextRow:
         return _unpadded(padded, self.real)
 
 
+@torch.compiler.disable  # the lengths are numbers of Python, other ones in each batch
 def row_of_texts(config: Any, input_ids: Tensor, attention_mask: Tensor | None) -> TextRow:
     """Return the texts of a padded batch in one row.
 
@@ -221,6 +222,7 @@ def _group(lengths: list[int], start: int, device: torch.device) -> _Group:
     return _Group(rows, lengths, spread.to(device), collect.to(device), mask.to(device))
 
 
+@torch.compiler.disable
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -268,9 +270,7 @@ def _attention(
     return torch.cat(outputs)[None], None
 
 
-def _attend_together(
-    query: Tensor, key: Tensor, value: Tensor, group: _Group, dropout: float, scale: float
-) -> Tensor:
+def _attend_together(query: Tensor, key: Tensor, value: Tensor, group: _Group, dropout: float, scale: float) -> Tensor:
     """Return (tokens, heads, width) of a group."""
     heads, width = query.shape[1], query.shape[3]
     q, k, v = (_block(states, group) for states in (query, key, value))

@@ -21,6 +21,7 @@ from tests.condenser.families import tiny_folder, tiny_model
 
 IDS = torch.tensor([[2, 17, 44, 9, 61, 85, 30, 21, 12, 3], [2, 33, 4, 77, 50, 3, 0, 0, 0, 0]])
 MASK = (IDS != 0).long()
+STARTS = torch.tensor([0, 10])
 LABELS = torch.full_like(IDS, -100)
 LABELS[0, [2, 5, 8]] = torch.tensor([70, 71, 72])
 LABELS[1, 3] = 73
@@ -83,7 +84,7 @@ def test_text_behind_the_padding_changes_nothing(family: str) -> None:
     model = CondenserModel(Backbone(tiny_model(family)), head_layers=2, skip_from=1).eval()
     other = IDS.clone()
     other[1, 6:] = 40
-    heads = [model.head_states(model.backbone.hidden_states(ids, MASK), MASK)[1, :6] for ids in (IDS, other)]
+    heads = [model.head_states(model.backbone.hidden_states(ids, MASK), MASK, STARTS)[1, :6] for ids in (IDS, other)]
     torch.testing.assert_close(heads[0], heads[1])
 
 
@@ -106,7 +107,7 @@ def test_masked_positions_alone_give_the_loss_over_all_logits(family: str) -> No
     whole = model.backbone.lm(IDS, attention_mask=MASK, labels=LABELS).loss * 4
     torch.testing.assert_close(losses["late_mlm"], whole)
     states = model.backbone.hidden_states(IDS, MASK)
-    logits = model.backbone.vocabulary_logits(model.head_states(states, MASK))
+    logits = model.backbone.vocabulary_logits(model.head_states(states, MASK, STARTS))
     whole = nn.functional.cross_entropy(logits.flatten(0, 1), LABELS.flatten(), reduction="sum")
     torch.testing.assert_close(losses["head_mlm"], whole)
 
