@@ -141,7 +141,8 @@ class LanguageModel(nn.Module):
         return torch.stack([checkpoint(self._loss, *part, use_reentrant=False) for part in parts]).sum()
 
     def save(self, folder: Path) -> None:
-        """Write weights and shape into a folder; a tokenizer beside them makes it whole."""
+        """Write weights and shape into a folder, made if need be; a tokenizer beside them makes it whole."""
+        folder.mkdir(exist_ok=True)
         tensors = {name: parameter.detach().cpu().contiguous() for name, parameter in self.named_parameters()}
         with disk_faults(folder):
             save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -187,7 +188,7 @@ class StreamModel(nn.Module):
         self.model = model
         self._carried = [f"carried_{number}" for number in range(len(model.initial_state(1)))]
         for name, part in zip(self._carried, model.initial_state(streams), strict=True):
-            self.register_buffer(name, part)
+            self.register_buffer(name, part.clone())  # an LSTM's two begin as one tensor
 
     def forward(self, tokens: Tensor, targets: Tensor, resets: Tensor) -> Tensor:
         """Return the summed loss over the targets of a chunk; see `condenser.corpus.streams.StreamBatch`."""
@@ -218,15 +219,16 @@ def network_from(stored: dict[str, Any], file: Path) -> Network:
     return Network(**{field.name: stored[field.name] for field in fields(Network)})
 
 
-def load_parameters(model: nn.Module, file: Path) -> None:
-    """Take a model's parameters by name from a safetensors file.
+def load_parameters(model: nn.Module, file: Path, *, without: str | None = None) -> None:
+    """Take a model's parameters by name from a safetensors file, but for those whose names begin with ``without``.
 
     Raises:
         UserError: missing or damaged; tensors missing, unexpected or of another shape.
     """
     check_whole(file)
     tensors = load_file(file)
-    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    own = ((name, one) for name, one in model.named_parameters() if not (without and name.startswith(without)))
+    wanted = {name: tuple(parameter.shape) for name, parameter in own}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):

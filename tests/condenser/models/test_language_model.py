@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from condenser.corpus.corruption import IGNORED
+from condenser.decoding.generators import Recurrent
+from condenser.decoding.sampling import SampleSettings, sample_at
 from condenser.errors import UserError
 from condenser.models import language_model
 from condenser.models.language_model import LanguageModel, Network, StreamModel
@@ -111,6 +113,16 @@ def test_rows_are_reset_one_by_one(cell: str) -> None:
             torch.testing.assert_close(features[row, start:stop], alone[0])
         for part, own in zip(state, last, strict=True):
             torch.testing.assert_close(part[:, row], own[:, 0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_at_given_places(kind: str) -> None:
+    model, wanted = reference(kind), expected(kind)["sampling"]
+    uniforms = torch.tensor(wanted["uniforms"], dtype=torch.float64)
+    rows, most = uniforms.shape
+    generator = Recurrent(model, model.initial_state(rows), torch.full((rows,), 1))
+    drawn = sample_at(generator, SampleSettings(end=2, max_length=most), uniforms)
+    assert [[*one.tokens, 2] if one.finished else list(one.tokens) for one in drawn] == wanted["tokens"]
 
 
 def test_one_hot_times_matrix_is_the_look_up() -> None:
