@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +19,7 @@ from condenser.hub import quiet_transformers
 from condenser.models.backbone import Backbone
 from condenser.models.condenser import at_least_float32
 from condenser.models.pooling import record_cls
-from condenser.models.unpadded import prepare, states_of_row
+from condenser.models.unpadded import TextRow, prepare, row_of_texts
 
 GENERATOR_FOLDER = "generator"
 _TINY = 1e-9  # keeps the logarithms of a number drawn from [0, 1) finite
@@ -86,23 +87,17 @@ class ElectraPair(nn.Module):
             labels: (batch, length), the text's own tokens at the chosen positions, else -100.
             seeds: one for each row, of what the generator draws there.
         """
-        batch, length = input_ids.shape
-        lengths = [length] * batch if attention_mask is None else attention_mask.sum(dim=1).tolist()
-        order = sorted(range(batch), key=lengths.__getitem__)  # like lengths attend together
-        lengths = [lengths[row] for row in order]
-        ids = torch.cat([input_ids[row, :size] for row, size in zip(order, lengths, strict=True)])
-        wanted = torch.cat([labels[row, :size] for row, size in zip(order, lengths, strict=True)])
+        row = row_of_texts(self.discriminator.config, input_ids, attention_mask)
+        wanted = row.unpadded(labels)
         asked = wanted != IGNORED
+        logits = at_least_float32(self.generator_logits(row, asked))
+        drawn = draw_tokens(logits.detach(), (labels != IGNORED).sum(dim=1).tolist(), seeds)
+        filled = row.ids[0].masked_scatter(asked, drawn)
+        replaced = asked & (filled != wanted)
 
-        logits = at_least_float32(self.generator_logits(ids, lengths, asked))
-        slots_of_rows = [int((part != IGNORED).sum()) for part in wanted.split(lengths)]
-        drawn = draw_tokens(logits.detach(), slots_of_rows, [seeds[row] for row in order])
-        filled, text = ids.masked_scatter(asked, drawn), torch.where(asked, wanted, ids)
-        replaced = filled != text
-
-        verdicts = at_least_float32(self.discriminator_logits(filled, lengths))
+        verdicts = at_least_float32(self.discriminator_logits(replace(row, ids=filled[None])))
         if not self.special_tokens:
-            inside = _between_frames(lengths).to(ids.device)
+            inside = ~_ends(row)
             verdicts, replaced = verdicts[inside], replaced[inside]
         told = verdicts > 0
         truth = replaced.to(verdicts.dtype)
@@ -119,21 +114,13 @@ class ElectraPair(nn.Module):
             },
         )
 
-    def generator_logits(self, ids: Tensor, lengths: Sequence[int], asked: Tensor) -> Tensor:
-        """Return logits (slots, vocabulary) at some tokens of texts in a row.
+    def generator_logits(self, row: TextRow, asked: Tensor) -> Tensor:
+        """Return logits (slots, vocabulary) at the tokens of a row that are asked for, bool (tokens,)."""
+        return self.generator.vocabulary_logits(_states(self.generator.lm.electra, row)[asked])
 
-        Args:
-            ids: (tokens,), one text behind the other.
-            lengths: of the texts.
-            asked: (tokens,) bool.
-        """
-        return self.generator.vocabulary_logits(states_of_row(self.generator.lm.electra, ids, lengths)[asked])
-
-    def discriminator_logits(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return logits (tokens,) of texts in a row; see `generator_logits`."""
-        verdicts: Tensor = self.discriminator.discriminator_predictions(
-            states_of_row(self.discriminator.electra, ids, lengths)
-        )
+    def discriminator_logits(self, row: TextRow) -> Tensor:
+        """Return logits (tokens,) of a row."""
+        verdicts: Tensor = self.discriminator.discriminator_predictions(_states(self.discriminator.electra, row))
         return verdicts
 
     def save(self, folder: Path) -> None:
@@ -164,13 +151,18 @@ def _share(discriminator: Any, generator: Any, sharing: Sharing) -> None:
     generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
 
 
-def _between_frames(lengths: Sequence[int]) -> Tensor:
-    """Return False on the first and the last token of texts in a row, (tokens,)."""
-    inside = torch.ones(sum(lengths), dtype=torch.bool)
-    ends = torch.tensor(lengths).cumsum(0)
-    inside[ends - 1] = False
-    inside[ends - torch.tensor(lengths)] = False
-    return inside
+def _states(encoder: Any, row: TextRow) -> Tensor:
+    """Return the last hidden states (tokens, hidden) of texts in a row."""
+    out = encoder(input_ids=row.ids, position_ids=row.positions, text_groups=row.groups)
+    states: Tensor = out.last_hidden_state[0]
+    return states
+
+
+def _ends(row: TextRow) -> Tensor:
+    """Return True on the first and the last token of each text, (tokens,)."""
+    ends = torch.zeros(row.ids.shape[1], dtype=torch.bool, device=row.ids.device)
+    ends[row.starts] = ends[row.starts - 1] = True  # before a text stands the last token of another
+    return ends
 
 
 @torch.no_grad()

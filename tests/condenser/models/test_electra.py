@@ -14,6 +14,7 @@ from transformers import AutoModel, ElectraConfig, ElectraForMaskedLM, ElectraFo
 from condenser.errors import UserError
 from condenser.models.backbone import Backbone
 from condenser.models.electra import ElectraOutput, ElectraPair, Sharing, draw, draw_tokens
+from condenser.models.unpadded import TextRow, row_of_texts
 from tests.condenser.reference import TOLERANCE
 from tests.reference_numbers import golden_folder, golden_json
 
@@ -40,17 +41,18 @@ def pair_of(dtype: str = "float64", sharing: Sharing = "all", special_tokens: bo
 
 
 @pytest.fixture(autouse=True)
-def reference_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the generator draw what stands in the golden file; rows go through the model in order of their lengths."""
-    lengths = BATCH["attention_mask"].sum(dim=1).tolist()
-    parts = DRAWN.split((BATCH["mlm_labels"] != -100).sum(dim=1).tolist())
-    drawn = torch.cat([parts[row] for row in sorted(range(len(parts)), key=lengths.__getitem__)])
-    monkeypatch.setattr("condenser.models.electra.draw_tokens", lambda *_: drawn)
+def golden_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the generator draw what stands in the golden file."""
+    monkeypatch.setattr("condenser.models.electra.draw_tokens", lambda *_: DRAWN)
 
 
 def run(pair: ElectraPair, ids: str = "masked_ids") -> ElectraOutput:
     output: ElectraOutput = pair(BATCH[ids], BATCH["attention_mask"], BATCH["mlm_labels"], [0, 1])
     return output
+
+
+def row_of(pair: ElectraPair, ids: str) -> TextRow:
+    return row_of_texts(pair.discriminator.config, BATCH[ids], BATCH["attention_mask"])
 
 
 def total(output: ElectraOutput, tokens: int = TOKENS) -> Tensor:
@@ -95,14 +97,13 @@ def test_gradients_equal_the_reference(dtype: str) -> None:
 
 def test_logits_and_draws_equal_the_reference() -> None:
     pair, mask = pair_of(), BATCH["attention_mask"].bool()
-    lengths = mask.sum(dim=1).tolist()
     asked = (BATCH["mlm_labels"] != -100)[mask]
-    logits = pair.generator_logits(BATCH["masked_ids"][mask], lengths, asked)
+    logits = pair.generator_logits(row_of(pair, "masked_ids"), asked)
     torch.testing.assert_close(logits, BATCH["gen_logits_at_selected"], rtol=1e-10, atol=1e-10)
     drawn = draw(logits.float(), BATCH["gumbel_uniforms"].float()).tolist()
     assert drawn == EXPECTED["gumbel_sampled_ids_in_row_major_selected_order"]
     assert logits.argmax(dim=-1).tolist() == EXPECTED["generator_argmax_ids"] != drawn
-    verdicts = pair.discriminator_logits(BATCH["corrupted_ids"][mask], lengths)
+    verdicts = pair.discriminator_logits(row_of(pair, "corrupted_ids"))
     torch.testing.assert_close(verdicts, BATCH["disc_logits"][mask], rtol=1e-10, atol=1e-10)
 
 
@@ -116,7 +117,7 @@ def test_special_tokens_may_be_left_out() -> None:
 def test_other_rules_give_other_numbers() -> None:
     """A right draw is the text's own token, and the loss is over all tokens, not over the chosen ones."""
     pair, mask = pair_of(), BATCH["attention_mask"].bool()
-    verdicts = pair.discriminator_logits(BATCH["corrupted_ids"][mask], mask.sum(dim=1).tolist())
+    verdicts = pair.discriminator_logits(row_of(pair, "corrupted_ids"))
     chosen = (BATCH["mlm_labels"] != -100)[mask]
     bce = torch.nn.functional.binary_cross_entropy_with_logits
     wrong = bce(verdicts, chosen.double()).item()
