@@ -62,14 +62,15 @@ def pretrain(options: PretrainOptions) -> Path:
         options: see `PretrainOptions`.
 
     Returns:
-        A folder that opens in AutoModel and AutoModelForMaskedLM, with the tokenizer, the training
-        log, and for Condenser its head (condenser_head.safetensors, condenser.json). A killed run
-        leaves ``OUTPUT.partial`` and goes on from its newest checkpoint.
+        A folder that opens in AutoModel and in the class of the objective, with the tokenizer, the training
+        log, and what belongs to the objective: Condenser's head (condenser_head.safetensors, condenser.json),
+        ELECTRA's generator (a folder within), Electric's noise model. A killed run leaves ``OUTPUT.partial``
+        and goes on from its newest checkpoint.
 
     Raises:
-        UserError: no or two starts (--init, --model_size) or lengths (--max_steps, --epochs), options of a
-            head that the objective lacks, data of another vocabulary, lengths beyond the model's positions,
-            or a batch the data cannot fill.
+        UserError: no or two starts (--init, --model_size) or lengths (--max_steps, --epochs), options that the
+            objective does not take, data of another vocabulary, lengths beyond the model's positions, or a
+            batch the data cannot fill.
     """
     objective = OBJECTIVES[options.objective]
     for one, other in (("init", "model_size"), ("max_steps", "epochs")):

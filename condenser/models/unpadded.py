@@ -142,26 +142,16 @@ def states_of_texts(
         device: where the model is.
         types: the type of each token, where the model is to know which of two texts it stands in.
     """
-    ids = torch.tensor([token for text in texts for token in text], device=device)
-    kinds = None if types is None else torch.tensor([one for row in types for one in row], device=device)
-    return states_of_row(model, ids, [len(text) for text in texts], kinds)
-
-
-def states_of_row(model: nn.Module, ids: Tensor, lengths: Sequence[int], types: Tensor | None = None) -> Tensor:
-    """Return the last hidden states (tokens, hidden) of texts that stand in a row already.
-
-    Args:
-        model: see `states_of_texts`.
-        ids: (tokens,) on the model's device, one text behind the other.
-        lengths: of the texts.
-        types: (tokens,), see `states_of_texts`.
-    """
     config: Any = model.config
     first = (config.pad_token_id + 1) * _FIRST_POSITION[config.model_type]
-    positions = torch.cat([torch.arange(first, first + length) for length in lengths])[None].to(ids.device)
-    given = {} if types is None else {"token_type_ids": types[None]}
-    groups = _groups(lengths, ids.device)
-    states: Tensor = model(input_ids=ids[None], position_ids=positions, text_groups=groups, **given).last_hidden_state
+    lengths = [len(text) for text in texts]
+    ids = torch.tensor([[token for text in texts for token in text]], device=device)
+    positions = torch.cat([torch.arange(first, first + length) for length in lengths])[None].to(device)
+    given = (
+        {} if types is None else {"token_type_ids": torch.tensor([[one for row in types for one in row]]).to(device)}
+    )
+    groups = _groups(lengths, device)
+    states: Tensor = model(input_ids=ids, position_ids=positions, text_groups=groups, **given).last_hidden_state
     return states[0]
 
 

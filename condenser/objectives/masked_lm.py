@@ -98,8 +98,12 @@ def filled(step: Step, generator: Backbone, vocabulary: int) -> Step:
 @torch.no_grad()
 def _fill(batch: PretrainBatch, generator: Backbone, vocabulary: int) -> PretrainBatch:
     asked = batch.labels != IGNORED
-    states = generator.hidden_states(batch.input_ids, batch.attention_mask)[-1]
-    logits = generator.vocabulary_logits(states[asked])[:, :vocabulary]
+    row = generator.in_one_row(batch.input_ids, batch.attention_mask)
+    if row is None:
+        states = generator.hidden_states(batch.input_ids, batch.attention_mask)[-1][asked]
+    else:
+        states = generator.hidden_states(row.ids, row)[-1][0][row.unpadded(asked)]
+    logits = generator.vocabulary_logits(states)[:, :vocabulary]
     drawn = draw_tokens(logits, asked.sum(dim=1).tolist(), batch.seeds)
     return replace(batch, input_ids=batch.input_ids.masked_scatter(asked, drawn))
 
