@@ -186,7 +186,7 @@ class PretrainOptions(Options):
         "contrastive objectives: spans per chunk of gradient caching; large batches in the memory of one chunk",
         minimum=1,
     )
-    mlm_probability: float = option(0.15, "share of tokens that are chosen to be masked or replaced", above=0, maximum=1)
+    mlm_probability: float = option(0.15, "share of tokens that are masked or replaced", above=0, maximum=1)
     random_tokens: RandomTokens = option(
         "ordinary", "what a tenth of the masked tokens is replaced by; all: also special tokens, as the original code"
     )
