@@ -174,9 +174,8 @@ def _restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved
     for key, value in saved.items():
         name, _, moment = key.rpartition("::")
         parameter = parameters[name]
-        # AdamW counts its steps in a CPU tensor even when the weights are elsewhere
-        device = torch.device("cpu") if moment == "step" else parameter.device
-        optimizer.state[parameter][moment] = value.to(device)
+        # the fused AdamW counts its steps where the weights are
+        optimizer.state[parameter][moment] = value.to(parameter.device)
 
 
 def remove_drafts(folder: Path) -> None:

@@ -71,6 +71,7 @@ class LoopSettings:
     batch_size: int = 1
     unit: str = "examples"
     tracker: str = NO_TRACKER
+    compile: bool = False
     output: str = ""
 
 
@@ -171,8 +172,10 @@ def train(
     optimizer = torch.optim.AdamW(
         _parameter_groups(plain_model, settings.weight_decay, new_parameters),
         lr=settings.learning_rate,
-        fused=accelerator.device.type == "cuda",
+        fused=True,
     )
+    if settings.compile:
+        plain_model.compile(dynamic=True)
     torch.manual_seed(settings.seed * 1_000_003 + rank())
     checkpoints, best = workspace.scratch / "checkpoints", workspace.scratch / BEST
     logs = workspace.path / "log.jsonl", workspace.scratch / "timing.jsonl"

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from condenser.models.pooling import pool_texts
-from condenser.models.unpadded import prepare, states_of_texts
+from condenser.models.unpadded import prepare, row_of_texts, states_of_texts
 
 SIZE: dict[str, Any] = {
     "vocab_size": 50,
@@ -90,6 +90,38 @@ def test_attention_weights_are_dropped_too() -> None:
     prepare(model)
     first, second = (states_of_texts(model, texts_of(9, 4), CPU) for _ in range(2))
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_padded_batch_in_one_row_has_the_states_it_had(family: str) -> None:
+    """Also where the padding token stands in a text, which RoBERTa does not count."""
+    torch.manual_seed(0)
+    model = FAMILIES[family]().eval()
+    pad = model.config.pad_token_id or 0
+    ids = torch.tensor([[5, pad, 7, 8, 9], [10, 11, pad, pad, pad], [12, 13, 14, pad, pad]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
+    padded = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert prepare(model)
+    row = row_of_texts(model.config, ids, mask)
+    states = model(input_ids=row.ids, position_ids=row.positions, text_groups=row.groups).last_hidden_state[0]
+    torch.testing.assert_close(states, padded[mask == 1], rtol=1e-5, atol=1e-5)
+    assert row.starts.tolist() == [0, 5, 7] and row.unpadded(mask * 3).tolist() == [3] * 10
+    whole = row_of_texts(model.config, ids[:1], None)
+    torch.testing.assert_close(whole.ids, ids[:1])
+
+
+def test_long_and_short_texts_are_dropped_from_alike() -> None:
+    """Texts from 32 tokens on attend one by one: the mean over many draws comes near the states without dropout."""
+    torch.manual_seed(0)
+    config = BertConfig(**SIZE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.3)
+    model, texts = BertModel(config, add_pooling_layer=False), texts_of(33, 5, 34, 32)
+    prepare(model)
+    with torch.no_grad():
+        exact = states_of_texts(model.eval(), texts, CPU)
+        draws = torch.stack([states_of_texts(model.train(), texts, CPU) for _ in range(200)])
+    spread = draws.std(0)
+    assert spread.split([33, 5, 34, 32])[1].min() > 0 and spread.min() > 0
+    assert (draws.mean(0) - exact).abs().max() < 0.2 * exact.abs().mean()
 
 
 def test_saved_configurations_say_nothing_of_it() -> None:
