@@ -155,8 +155,8 @@ class Scorer:
                 raise UserError("weights have no head that gives energies", name)
             model = ElectricModel(energy, load_noise(folder, energy))
         else:
-            model, fresh = load_backbone(folder)
-            if fresh:
+            model, headless = load_backbone(folder)
+            if headless:
                 raise UserError(
                     "weights have no masked-LM head, and no noise model of Electric lies beside them", name,
                     "score with what `condenser pretrain --objective electric` or a masked-LM objective made",
@@ -192,7 +192,7 @@ class Scorer:
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return tokens as text, as the vocabulary has them."""
-        return [self._tokenizer.id_to_token(token) for token in token_ids]
+        return [self._tokenizer.id_to_token(token) or "" for token in token_ids]
 
     @torch.inference_mode()
     def log_z(self, texts: Sequence[str], *, draws: int = 64, seed: int = 42) -> LogZ:
@@ -241,22 +241,24 @@ class Scorer:
         return [encoding.ids for encoding in encodings]
 
     def _scores(self, rows: Sequence[_Row]) -> list[Score]:
-        by = self._by_electric if isinstance(self.model, ElectricModel) else self._by_masking
-        values = by(rows)
+        if isinstance(self.model, ElectricModel):
+            values = self._by_electric(self.model, rows)
+        else:
+            values = self._by_masking(self.model, rows)
         return [Score(row.ids[row.start : row.stop], part, row.cut) for row, part in zip(rows, values, strict=True)]
 
     @torch.inference_mode()
-    def _by_electric(self, rows: Sequence[_Row]) -> list[np.ndarray]:
+    def _by_electric(self, model: ElectricModel, rows: Sequence[_Row]) -> list[np.ndarray]:
         """Return -E of each row's tokens: one pass for all of them."""
         values = [np.empty(0, np.float32)] * len(rows)
         for batch in batches_by_length([len(row.ids) for row in rows], self._batch_tokens):
-            energy = energies(self.model.energy, *self._padded([rows[number].ids for number in batch]))
+            energy = energies(model.energy, *self._padded([rows[number].ids for number in batch]))
             for number, of_row in zip(batch, energy.float().cpu().numpy(), strict=True):
                 values[number] = -of_row[rows[number].start : rows[number].stop]
         return values
 
     @torch.inference_mode()
-    def _by_masking(self, rows: Sequence[_Row]) -> list[np.ndarray]:
+    def _by_masking(self, model: Backbone, rows: Sequence[_Row]) -> list[np.ndarray]:
         """Return log p of each row's tokens given all others: a pass for each, in which it is masked."""
         values = [np.empty(row.stop - row.start, np.float32) for row in rows]
         asked = [(number, place) for number, row in enumerate(rows) for place in range(row.start, row.stop)]
@@ -266,8 +268,8 @@ class Scorer:
             at = torch.arange(len(batch), device=self.device)
             wanted = ids[at, places]
             ids[at, places] = self._mask
-            states = self.model.hidden_states(ids, mask)[-1]
-            log_p = at_least_float32(self.model.vocabulary_logits(states[at, places])).log_softmax(-1)
+            states = model.hidden_states(ids, mask)[-1]
+            log_p = at_least_float32(model.vocabulary_logits(states[at, places])).log_softmax(-1)
             for one, value in zip(batch, log_p[at, wanted].float().tolist(), strict=True):
                 number, place = asked[one]
                 values[number][place - rows[number].start] = value

@@ -43,7 +43,7 @@ class TwoTowerCloze(nn.Module):
             its word table is the output table, too.
     """
 
-    def __init__(self, config: ElectraConfig, embeddings: nn.Module) -> None:
+    def __init__(self, config: ElectraConfig, embeddings: Any) -> None:
         super().__init__()
         self.config = config
         self.ltr: Any = ElectraModel(config)
@@ -129,10 +129,10 @@ class TwoTowerCloze(nn.Module):
             log_q.append(log_p.gather(-1, tokens[:, None])[:, 0])
         return torch.cat(drawn), torch.cat(log_q)
 
-    def own_tensors(self) -> dict[str, Tensor]:
+    def own_parameters(self) -> dict[str, nn.Parameter]:
         """Return parameters by name, but for the embedding block."""
-        shared = {id(tensor) for tensor in self.ltr.embeddings.parameters()}
-        return {name: tensor for name, tensor in self.named_parameters() if id(tensor) not in shared}
+        shared = {id(one) for one in self.ltr.embeddings.parameters()}
+        return {name: one for name, one in self.named_parameters() if id(one) not in shared}
 
 
 class _ClozeHead(nn.Module):

@@ -114,7 +114,7 @@ class ElectricModel(nn.Module):
         """Write the energy model as a clean folder, its pooling, and the noise model with its sizes beside it."""
         with disk_faults(folder), quiet_transformers():
             self.energy.save_pretrained(folder)
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.noise.own_tensors().items()}
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.noise.own_parameters().items()}
             save_file(tensors, folder / NOISE_FILE, metadata={"format": "pt"})
         record_cls(folder, self.energy.config.hidden_size)
         sizes = {name: getattr(self.noise.config, name) for name in TOWER_SIZES}
@@ -191,7 +191,7 @@ def load_noise(folder: Path, energy: ElectraForPreTraining) -> TwoTowerCloze:
     noise = TwoTowerCloze(config, energy.electra.embeddings)
     file = folder / NOISE_FILE
     check_whole(file)
-    tensors, wanted = load_file(file), noise.own_tensors()
+    tensors, wanted = load_file(file), noise.own_parameters()
     for name in sorted(wanted.keys() | tensors.keys()):
         found, expected = (tuple(one[name].shape) if name in one else None for one in (tensors, wanted))
         if found != expected:

@@ -58,7 +58,7 @@ def start_electric(options: PretrainOptions, store: TokenStore, tokenizer: PreTr
     else:
         say(f"{options.init}: no noise model in these weights; a new one is started")
         noise = _new_noise(energy, options)
-        new += noise.own_tensors().values()
+        new += noise.own_parameters().values()
     return Start(_model(energy, noise, options), new, energy.config)
 
 

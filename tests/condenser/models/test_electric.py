@@ -262,11 +262,11 @@ def test_nothing_of_the_energy_loss_reaches_the_noise_model_but_through_the_embe
     model = electric()
     shared = {id(parameter) for parameter in model.energy.electra.embeddings.parameters()}
     model(IDS, MASK, REPLACED, SEEDS).nce.backward()
-    assert all(tensor.grad is None for tensor in model.noise.own_tensors().values())
+    assert all(tensor.grad is None for tensor in model.noise.own_parameters().values())
     assert all(tensor.grad is not None for tensor in model.energy.parameters())
     model.zero_grad()
     model(IDS, MASK, REPLACED, SEEDS).noise_mle.backward()
-    assert all(tensor.grad is not None for tensor in model.noise.own_tensors().values())
+    assert all(tensor.grad is not None for tensor in model.noise.own_parameters().values())
     assert {id(tensor) for tensor in model.energy.parameters() if tensor.grad is not None} <= shared
 
 
