@@ -129,16 +129,16 @@ def _moves(
     if search.length >= settings.min_length:
         ending = table.accepting[states]
         search.bank(rows[ending], (sums + log_probs[:, settings.end])[ending])
-    if search.length == settings.max_length or not len(rows):
-        nothing = rows[:0]
-        return nothing, nothing, nothing, sums[:0]
+    nothing = rows[:0], rows[:0], rows[:0], sums[:0]
+    if search.length == settings.max_length:
+        return nothing
     if proposals is not None:
         proposed = log_probs.topk(min(proposals, log_probs.shape[1]), dim=1)
         log_probs = torch.full_like(log_probs, -torch.inf).scatter(1, proposed.indices, proposed.values)
     # a class may count for some states only, and one that leads nowhere in time from any of them is not looked at
     reached = table.moves[states]
     useful = (reached != NOWHERE) & table.hopeful[search.length + 1][reached]
-    parts = []
+    parts = [nothing]
     for kind in useful.any(dim=0).nonzero()[:, 0].tolist():
         users, members = useful[:, kind].nonzero()[:, 0], table.members[kind]
         everyone = len(users) == len(rows)  # and then selecting columns alone takes half the time
@@ -148,9 +148,6 @@ def _moves(
         chosen, columns = (totals > -torch.inf).nonzero(as_tuple=True)
         users = users[chosen]
         parts.append((rows[users], members[places[chosen, columns]], reached[users, kind], totals[chosen, columns]))
-    if not parts:
-        nothing = rows[:0]
-        return nothing, nothing, nothing, sums[:0]
     found, tokens, targets, totals = (torch.cat(column) for column in zip(*parts, strict=True))
     # from the order of classes to that of rows, by which equals are told apart
     order = found.argsort(stable=True)

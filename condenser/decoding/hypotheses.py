@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -240,8 +241,8 @@ def best_of_each(groups: Tensor, scores: Tensor, count: int) -> Tensor:
     return order[rank < count]
 
 
-def without(vocabulary: int, tokens: Any, device: torch.device) -> Tensor:
+def without(vocabulary: int, tokens: Sequence[int], device: torch.device) -> Tensor:
     """Return all token ids but these, ascending."""
     allowed = torch.ones(vocabulary, dtype=torch.bool, device=device)
-    allowed[list(tokens)] = False
+    allowed[tokens] = False
     return allowed.nonzero()[:, 0]
