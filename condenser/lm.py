@@ -255,7 +255,7 @@ def sample_texts(options: LmSampleOptions) -> str:
                 _, state = model(tokens[:, None], state)
         generator = Recurrent(model, state, read[:, -1])
         drawn = sample(generator, settings, [options.seed * MOST_TEXTS + number for number in numbers])
-        texts = (tokenizer.decode([*prompt[1:], *one.tokens], skip_special_tokens=True) for one in drawn)
+        texts = (str(tokenizer.decode([*prompt[1:], *one.tokens], skip_special_tokens=True)) for one in drawn)
         lines += [" ".join(text.split()) for text in texts]
     return "\n".join(lines)
 

@@ -24,7 +24,7 @@ SETTINGS_FILE = "language_model.json"
 State = tuple[Tensor, ...]
 """What a network knows of what it has read: tensors (layers, rows, hidden), two for an LSTM and one for the others."""
 
-_CELLS: dict[str, type[nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+_CELLS: dict[str, Any] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 # Scores that are held at one time in training: 128 MiB in float32.
 _LOGITS_AT_ONCE = 2**25
 _EMBEDDING_DEVIATION = 0.1
