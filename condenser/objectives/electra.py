@@ -91,8 +91,8 @@ def start_electra(options: PretrainOptions, store: TokenStore, tokenizer: PreTra
         check_vocabulary(tokenizer, discriminator.config.vocab_size, options.init, options.data)
     generator, fresh = _generator(options, discriminator.config, store, tokenizer)
     if options.init_generator is not None and options.embedding_sharing != "none":
-        own, others = (one.get_input_embeddings().weight for one in (discriminator, generator.lm))
-        if own.shape == others.shape and not torch.equal(own, others):
+        kept, dropped = (one.get_input_embeddings().weight for one in (discriminator, generator.lm))
+        if kept.shape == dropped.shape and not torch.equal(kept, dropped):
             warn(
                 f"{options.init_generator}: its word embeddings are not those of the discriminator, which it gets now; "
                 "with --embedding_sharing none it keeps them"
@@ -101,8 +101,10 @@ def start_electra(options: PretrainOptions, store: TokenStore, tokenizer: PreTra
         discriminator, generator, sharing=options.embedding_sharing, special_tokens=options.special_tokens_judged
     )
     if options.init is not None:
-        own = {id(parameter) for parameter in discriminator.parameters()}
-        new = new + [parameter for parameter in fresh if id(parameter) not in own]
+        # what the two share is the discriminator's now; what it took the place of is in no model any more
+        trained = {id(parameter) for parameter in generator.parameters()}
+        trained -= {id(parameter) for parameter in discriminator.parameters()}
+        new += [parameter for parameter in fresh if id(parameter) in trained]
     return Start(model, new, discriminator.config)
 
 
