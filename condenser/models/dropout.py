@@ -76,7 +76,7 @@ class Dropout(nn.Dropout):
         masks = masks_of(self.p, input) if self.training and not torch.compiler.is_compiling() else None
         if masks is None:
             return super().forward(input)
-        dropped: Tensor = _Dropped.apply(input, masks)  # type: ignore[no-untyped-call]
+        dropped: Tensor = _Dropped.apply(input, masks)
         return dropped
 
 
@@ -115,7 +115,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], sc
     Returns:
         (tokens, heads, width).
     """
-    mixed: Tensor = _Attended.apply(query, key, value, lengths, scale, masks)  # type: ignore[no-untyped-call]
+    mixed: Tensor = _Attended.apply(query, key, value, lengths, scale, masks)
     return mixed
 
 

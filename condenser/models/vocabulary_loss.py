@@ -30,7 +30,7 @@ def cross_entropies(states: Tensor, weight: Tensor, bias: Tensor | None, labels:
     if dtype == torch.float16:  # in which gradients that the loss's scale has not reached yet would vanish
         logits = functional.linear(states, weight, bias)
         return functional.cross_entropy(logits.float(), labels, reduction="none")
-    losses: Tensor = _CrossEntropies.apply(states, weight, bias, labels, dtype)  # type: ignore[no-untyped-call]
+    losses: Tensor = _CrossEntropies.apply(states, weight, bias, labels, dtype)
     return losses
 
 
