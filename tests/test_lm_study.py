@@ -49,6 +49,7 @@ def test_the_bigram_is_its_formula() -> None:
         assert bigram.probabilities(np.full(8, left), np.arange(8)).sum() == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_short_training_comes_near_the_entropy(tmp_path: Path) -> None:
     """A tenth of the study's steps: within 10 % (the study: within 3 %)."""
     figures = grammar(tmp_path, texts=12_000, steps=300)

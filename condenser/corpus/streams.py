@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -84,7 +85,7 @@ def read_token_documents(paths: Iterable[str | Path], tokenizer: PreTrainedToken
     cutter = Cutter(bare_tokenizer(tokenizer).to_str(), CuttingRules(_WHOLE))
     parts, lengths, words = [np.empty(0, np.int32)], [0], 0
     waiting = Batch(0, [])
-    for document in (*read_documents(paths), None):
+    for document in chain(read_documents(paths), [None]):
         if document is not None:
             waiting.documents.append(document)
             if len(waiting.documents) < _READ_AT_ONCE:

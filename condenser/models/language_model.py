@@ -157,7 +157,7 @@ class LanguageModel(nn.Module):
         """
         if not (folder / SETTINGS_FILE).is_file():
             raise UserError(f"no {SETTINGS_FILE} here, expected a language model made by `condenser lm train`", folder)
-        model = cls(read_network(folder / SETTINGS_FILE))
+        model = cls(network_from(read_json(folder / SETTINGS_FILE), folder / SETTINGS_FILE))
         load_parameters(model, folder / WEIGHTS)
         return model.eval()
 
@@ -198,18 +198,12 @@ class StreamModel(nn.Module):
         return self.model.loss(features, targets)
 
 
-def read_network(file: Path) -> Network:
-    """Read a network's shape.
+def network_from(stored: dict[str, Any], file: Path) -> Network:
+    """Make a network's shape of what stood in a file.
 
     Raises:
-        UserError: a field is missing, unknown or of another type.
+        UserError: a field is missing or of another type.
     """
-    stored = read_json(file)
-    return network_from(stored, file)
-
-
-def network_from(stored: dict[str, Any], file: Path) -> Network:
-    """Make a network's shape of what stood in a file; see `read_network`."""
     defaults = asdict(Network(vocabulary_size=1))
     for field in fields(Network):
         value, kind = stored.get(field.name), type(defaults[field.name])
