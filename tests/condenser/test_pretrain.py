@@ -271,7 +271,9 @@ def test_two_processes_equal_one(store: str, tiny_bert: Path, tmp_path: Path) ->
             assert first[key] == pytest.approx(second[key], rel=1e-4), key
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, tmp_path / "two"))
     for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
+        # Whatever a key's bias is, attention stays the same: its gradient is rounding alone, which Adam blows up.
+        if not name.endswith("key.bias"):
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
