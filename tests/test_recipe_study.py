@@ -46,7 +46,11 @@ def test_every_arm_makes_a_cell_once(tmp_path: Path, tiny_bert: Path) -> None:
     assert {file.name for file in (tmp_path / "results").iterdir()} == names
     cell = json.loads((tmp_path / "results" / "data-tiny-mined-1.json").read_text())
     assert set(cell["test"]) == set(cell["dev"]) == {"MRR@10", "nDCG@10", "R@100"}
-    assert [line.split()[1 if "lexical" in line else 2] for line in first.stdout.splitlines()[2:]] == ARMS
+    lines = [line.split() for line in first.stdout.splitlines()[2:]]
+    assert [line[1 if "lexical" in line else 2] for line in lines[: len(ARMS)]] == ARMS
+    assert [(line[2], line[4]) for line in lines[len(ARMS) :]] == [
+        ("bm25", "none"), ("mined", "none"), ("fused", "mined"), ("fused", "lexical"),
+    ]  # fmt: skip
 
     (tmp_path / "results" / "data-tiny-fused-1.json").unlink()
     again = study(*words)
