@@ -20,7 +20,7 @@ MINILM, RANDOM = "minilm", "random"
 SEEN = "has seen about a billion pairs, MS MARCO and Natural Questions among them"
 _WORDS = {str: "a text", int: "a whole number", float: "a number with a point", bool: "true or false"}
 # CPU seconds of one thread for a span, pair or passage of at most 64 tokens with MiniLM-L6, and for a stage to begin;
-# measured on a 2-core AMD EPYC virtual machine with other work beside it.
+# measured on a 2-core Intel Xeon virtual machine with much other work beside it.
 SECONDS = {"mlm": 0.040, "condenser": 0.065, "pair": 0.052, "passage": 0.009, "start": 4.0}
 
 
