@@ -177,9 +177,9 @@ def measure(cell: Cell, start: str, settings: Settings, work: Path) -> dict[str,
         "note": SEEN if cell.start == MINILM and cell.arm != "lexical" else "",
         "collection_files": collection.fingerprint(),
         "settings": settings._asdict(),
-        "commands": [command_line(stage) for stage in stages],
+        "commands": [command_line(stage).replace(str(work), "WORK").replace(start, cell.start) for stage in stages],
         **{split: one.means for split, one in measured.items()},
-        "test_queries": {name: values.round(4).tolist() for name, values in measured["test"].per_query.items()},
+        "test_queries": {METRICS[0]: measured["test"].per_query[METRICS[0]].round(4).tolist()},
     }
 
 
