@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,9 +32,9 @@ from condenser.lm_options import MOST_TEXTS, LmPerplexityOptions, LmSampleOption
 from condenser.manifest import MANIFEST, fingerprint, load_manifest
 from condenser.models.language_model import LanguageModel, Network, StreamModel
 from condenser.models.rows import batches_by_length, resolve_device
-from condenser.pretrain import loop_settings
 from condenser.talk import say
-from condenser.training.loop import BEST, Evaluation, evaluating, start_accelerator, train
+from condenser.training.loop import Evaluation, evaluating, start_accelerator, train, write_weights
+from condenser.training.settings import loop_settings
 from condenser.training.steps import accumulate
 
 if TYPE_CHECKING:
@@ -116,11 +115,7 @@ def train_lm(options: LmTrainOptions) -> Path:
             workspace,
             evaluation=evaluation,
         )
-        best = workspace.scratch / BEST
-        if best.is_dir():
-            shutil.copytree(best, workspace.path, dirs_exist_ok=True)
-        else:
-            model.save(workspace.path)
+        write_weights(workspace, model.save)
         tokenizer.save_pretrained(workspace.path)
         workspace.commit({"steps": steps, "tokens_read": steps * read, "vocabulary": len(tokenizer)})
         say(f"lm train: {steps:,} steps done, saved to {workspace.output}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from condenser.errors import UserError
@@ -47,6 +47,13 @@ class Options:
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, int | float) and not isinstance(number, bool):
                     _check_number(one.name.rstrip("_"), number, one.metadata.get("range") or Range())
+
+
+def is_given(options: Options, name: str) -> bool:
+    """Say whether an option has another value than its default."""
+    declared = {one.name: one for one in fields(options)}[name]  # type: ignore[arg-type]
+    default = declared.default if declared.default_factory is MISSING else declared.default_factory()
+    return bool(getattr(options, name) != default)
 
 
 def _check_number(name: str, value: float, allowed: Range) -> None:

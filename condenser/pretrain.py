@@ -28,7 +28,8 @@ from condenser.objectives.masked_lm import (
 from condenser.options import PretrainOptions
 from condenser.talk import say
 from condenser.training.distributed import rank, world_size
-from condenser.training.loop import LoopSettings, start_accelerator, train
+from condenser.training.loop import start_accelerator, train
+from condenser.training.settings import loop_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -108,13 +109,6 @@ def pretrain(options: PretrainOptions) -> Path:
             _finish(workspace, start, tokenizer, options, steps)
         accelerator.wait_for_everyone()
         return workspace.output
-
-
-def loop_settings(options: Any, **others: Any) -> LoopSettings:
-    """Take the loop's settings from a verb's options."""
-    names = LoopSettings.__dataclass_fields__
-    values = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    return LoopSettings(**(values | others))
 
 
 def build_batches(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from condenser.corpus.tokens import bare_tokenizer, load_tokenizer
 from condenser.errors import UserError
@@ -17,7 +16,7 @@ from condenser.models.backbone import Backbone, load_backbone
 from condenser.models.condenser import at_least_float32
 from condenser.models.discriminator import load_discriminator
 from condenser.models.electric import ElectricModel, energies, has_noise, load_noise
-from condenser.models.rows import batches_by_length, resolve_device
+from condenser.models.rows import batches_by_length, padded_rows, resolve_device
 from condenser.score_options import Method
 
 _BATCH_TOKENS = {"cpu": 3072, "cuda": 16384}
@@ -252,7 +251,9 @@ class Scorer:
         """Return -E of each row's tokens: one pass for all of them."""
         values = [np.empty(0, np.float32)] * len(rows)
         for batch in batches_by_length([len(row.ids) for row in rows], self._batch_tokens):
-            energy = energies(model.energy, *self._padded([rows[number].ids for number in batch]))
+            energy = energies(
+                model.energy, *padded_rows([rows[number].ids for number in batch], self._pad, self.device)
+            )
             for number, of_row in zip(batch, energy.float().cpu().numpy(), strict=True):
                 values[number] = -of_row[rows[number].start : rows[number].stop]
         return values
@@ -263,7 +264,7 @@ class Scorer:
         values = [np.empty(row.stop - row.start, np.float32) for row in rows]
         asked = [(number, place) for number, row in enumerate(rows) for place in range(row.start, row.stop)]
         for batch in batches_by_length([len(rows[number].ids) for number, _ in asked], self._batch_tokens):
-            ids, mask = self._padded([rows[asked[one][0]].ids for one in batch])
+            ids, mask = padded_rows([rows[asked[one][0]].ids for one in batch], self._pad, self.device)
             places = torch.tensor([asked[one][1] for one in batch], device=self.device)
             at = torch.arange(len(batch), device=self.device)
             wanted = ids[at, places]
@@ -274,12 +275,3 @@ class Scorer:
                 number, place = asked[one]
                 values[number][place - rows[number].start] = value
         return values
-
-    def _padded(self, ids: Sequence[list[int]]) -> tuple[Tensor, Tensor | None]:
-        """Return ids (rows, longest) and where tokens are, None when there is no padding."""
-        longest = max(map(len, ids))
-        padded = torch.tensor([[*row, *[self._pad] * (longest - len(row))] for row in ids], device=self.device)
-        if min(map(len, ids)) == longest:
-            return padded, None
-        lengths = torch.tensor([len(row) for row in ids], device=self.device)
-        return padded, (torch.arange(longest, device=self.device) < lengths[:, None]).long()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from condenser.errors import UserError
+from condenser.options import is_given
 from condenser.talk import say, warn
 from condenser.training.distributed import rank, world_size
 from condenser.training.steps import Objective, accumulate
@@ -44,12 +45,9 @@ def check_kind(options: FinetuneOptions) -> None:
     Raises:
         UserError: a cross-encoder with options of bi-encoders or without negatives, or the reverse.
     """
-    defaults = {field.name: field for field in dataclasses.fields(options)}
     others = _OF_BI_ENCODERS if options.cross_encoder else _OF_CROSS_ENCODERS
     for name in others:
-        field = defaults[name]
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if getattr(options, name) != default:
+        if is_given(options, name):
             raise UserError(f"--{name} {'does not go' if options.cross_encoder else 'goes'} with --cross_encoder")
     if options.cross_encoder and options.loss not in LOSSES:
         raise UserError(f"--loss {options.loss} does not go with --cross_encoder", hint=f"losses: {', '.join(LOSSES)}")

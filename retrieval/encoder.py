@@ -18,7 +18,7 @@ from condenser.hub import local_folder, position_limit
 from condenser.manifest import fingerprint
 from condenser.models.packed import PackedForward, packed_forward_of
 from condenser.models.pooling import pool_padded, pool_texts
-from condenser.models.rows import batches_by_length, resolve_device
+from condenser.models.rows import batches_by_length, padded_rows, resolve_device
 from retrieval.encoder_files import PASSAGE_TOWER, QUERY_TOWER, EncoderConfig, read_config, write_pair
 from retrieval.encoder_weights import Tower, check_same, load_towers, save_tower, tokenizer_digest
 from retrieval.records import Passage
@@ -260,14 +260,7 @@ class Encoder(nn.Module):
 
         The mask is None when all rows are of one length.
         """
-        lengths = [len(row) for row in token_ids]
-        longest = max(lengths)
-        if min(lengths) == longest:
-            return torch.tensor(token_ids, dtype=torch.long, device=self.device), None
-        pad_id = self.tokenizer.pad_token_id or 0
-        padded = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in token_ids], dtype=torch.long)
-        mask = torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]
-        return padded.to(self.device), mask.long().to(self.device)
+        return padded_rows(token_ids, self.tokenizer.pad_token_id or 0, self.device)
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors of queries, (n, dimension) float32, in their order."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -15,10 +14,10 @@ from condenser.artifacts import Workspace, result_config
 from condenser.errors import UserError
 from condenser.files import existing_file
 from condenser.manifest import fingerprint, identity
-from condenser.pretrain import loop_settings
 from condenser.talk import say
 from condenser.training.distributed import rank, world_size
-from condenser.training.loop import BEST, Evaluation, start_accelerator, train
+from condenser.training.loop import Evaluation, start_accelerator, train, write_weights
+from condenser.training.settings import loop_settings
 from condenser.training.steps import Step
 from retrieval.batches import Batches, MixedBatches, PairBatches, ScoredPairBatches
 from retrieval.collections import Collection, open_collection
@@ -95,11 +94,7 @@ def finetune(options: FinetuneOptions) -> Path:
             evaluation=evaluation,
         )
         if accelerator.is_main_process:
-            best = workspace.scratch / BEST
-            if best.is_dir():
-                shutil.copytree(best, workspace.path, dirs_exist_ok=True)
-            else:
-                trainee.save(workspace.path)
+            write_weights(workspace, trainee.save)
             names = [one.name for one in collections]
             trainee.write_card(workspace.path, names)
             workspace.commit({**trainee.facts, "collections": names, "steps": steps})

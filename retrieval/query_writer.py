@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from condenser.corpus.corruption import IGNORED
 from condenser.manifest import identity
 from condenser.models.language_model import Network
 from condenser.models.query_writer import QueryWriter, WriterSettings
-from condenser.pretrain import loop_settings
 from condenser.talk import say
 from condenser.training.distributed import rank, world_size
-from condenser.training.loop import BEST, Evaluation, evaluating, start_accelerator, train
+from condenser.training.loop import Evaluation, evaluating, start_accelerator, train, write_weights
+from condenser.training.settings import loop_settings
 from condenser.training.steps import accumulate
 from retrieval.batches import Order
 from retrieval.collections import open_collection
@@ -161,11 +160,7 @@ def train_writer(options: TrainWriterOptions) -> Path:
             evaluation=evaluation,
         )
         if accelerator.is_main_process:
-            best = workspace.scratch / BEST
-            if best.is_dir():
-                shutil.copytree(best, workspace.path, dirs_exist_ok=True)
-            else:
-                writer.save(workspace.path)
+            write_weights(workspace, writer.save)
             workspace.commit({"steps": steps, "collection": collection.name, "encoder": options.encoder})
             say(f"lm train-writer: {steps:,} steps done, saved to {workspace.output}")
         accelerator.wait_for_everyone()

@@ -73,8 +73,7 @@ class ElectraPair(nn.Module):
         self.generator = generator
         self.special_tokens = special_tokens
         _share(self.discriminator.electra, generator.lm, sharing)
-        for encoder in (self.discriminator.electra, generator.lm.electra):
-            prepare(encoder)
+        prepare(self.discriminator.electra)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor, seeds: Sequence[int]

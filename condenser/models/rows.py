@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from condenser.errors import UserError
 
@@ -24,6 +25,20 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[lis
         rows.append(row)
     if rows:
         yield rows
+
+
+def padded_rows(token_ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Return ``(input_ids, attention_mask)``, each (n, longest), padded at the right.
+
+    The mask is None when all rows are of one length.
+    """
+    lengths = [len(row) for row in token_ids]
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return torch.tensor(token_ids, dtype=torch.long, device=device), None
+    padded = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in token_ids], dtype=torch.long)
+    mask = torch.arange(longest)[None, :] < torch.tensor(lengths)[:, None]
+    return padded.to(device), mask.long().to(device)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import nn
@@ -12,7 +12,7 @@ from condenser.corpus.corruption import MaskingPolicy
 from condenser.corpus.tokens import TokenStore, load_tokenizer
 from condenser.errors import UserError
 from condenser.hub import local_folder, position_limit
-from condenser.options import PretrainOptions
+from condenser.options import PretrainOptions, is_given
 from condenser.training.steps import Step
 from condenser.weights import has_tokenizer
 
@@ -71,10 +71,9 @@ def check_options(options: PretrainOptions, table: dict[str, Objective]) -> None
     Raises:
         UserError: one is given, with a value that is not its default.
     """
-    defaults = {field.name: field.default for field in fields(options)}
     foreign = {name for row in table.values() for name in row.takes} - set(table[options.objective].takes)
     for name in sorted(foreign):
-        if getattr(options, name) != defaults[name]:
+        if is_given(options, name):
             takers = [objective for objective, row in table.items() if name in row.takes]
             raise UserError(f"--{name} is for {', '.join(takers)}; {options.objective} does not take it")
 

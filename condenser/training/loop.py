@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -36,43 +37,17 @@ from condenser.training.checkpoint import (
     truncate,
 )
 from condenser.training.distributed import rank, total, world_size
+from condenser.training.settings import LoopSettings
 from condenser.training.steps import MicroBatch, Step
-from condenser.training.trackers import NO_TRACKER, Pace, idle_gpus, tracked, tracker_settings
+from condenser.training.trackers import Pace, idle_gpus, tracked, tracker_settings
 
-BEST = "best"
+_BEST = "best"
 # float16 begins with steps that overflow until the loss scale has come down
 _BAD_STEPS_ALLOWED = {"no": 2, "bf16": 2, "fp16": 20}
 _HANDED_ON_SECONDS = 1.0
 # The first process takes dev scores and writes checkpoints alone, over a whole corpus perhaps; NCCL would wait for ten
 # minutes.
 _LONGEST_WAIT = timedelta(hours=6)
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """How long, how fast and where a model is trained; see `PretrainOptions` and `FinetuneOptions` for the fields.
-
-    ``unit`` names what ``batch_size`` counts, for the pace.
-    """
-
-    max_steps: int
-    learning_rate: float
-    warmup_ratio: float
-    weight_decay: float
-    max_grad_norm: float
-    seed: int
-    mixed_precision: str
-    device: str
-    log_every: int
-    save_every: int
-    keep_checkpoints: int
-    workers: int = 0
-    head_warmup_steps: int = 0
-    batch_size: int = 1
-    unit: str = "examples"
-    tracker: str = NO_TRACKER
-    compile: bool = False
-    output: str = ""
 
 
 @dataclass
@@ -177,7 +152,7 @@ def train(
     if settings.compile:
         plain_model.compile(dynamic=True)
     torch.manual_seed(settings.seed * 1_000_003 + rank())
-    checkpoints, best = workspace.scratch / "checkpoints", workspace.scratch / BEST
+    checkpoints, best = workspace.scratch / "checkpoints", workspace.scratch / _BEST
     logs = workspace.path / "log.jsonl", workspace.scratch / "timing.jsonl"
     if accelerator.is_main_process:
         remove_drafts(checkpoints)
@@ -244,6 +219,20 @@ def train(
                 raise KeyboardInterrupt if stop.signal == signal.SIGINT else SystemExit(143)
             pace.go_on()
     accelerator.free_memory()
+
+
+def write_weights(workspace: Workspace, save: Callable[[Path], None]) -> None:
+    """Put weights into the folder of a run that `train` has ended: those of the best dev score, else the last.
+
+    Args:
+        workspace: the run's artifact.
+        save: writes the last ones into a folder.
+    """
+    best = workspace.scratch / _BEST
+    if best.is_dir():
+        shutil.copytree(best, workspace.path, dirs_exist_ok=True)
+    else:
+        save(workspace.path)
 
 
 def learning_rate_at(step: int, settings: LoopSettings) -> float:
