@@ -1,4 +1,4 @@
-"""Starting the command in a process of its own, from a dataclass of options."""
+"""Starting the command in a process of its own, from a dataclass of options, and stopping it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -42,3 +43,16 @@ def run(verb: str, options: Any, **settings: Any) -> str:
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said.decode()
     return said.decode()
+
+
+def stop_after(step: int) -> Callable[[str], None]:
+    """Return a fault point that interrupts a run after a step."""
+    done = 0
+
+    def fault_point(name: str) -> None:
+        nonlocal done
+        done += name == "step-done"
+        if done == step and name == "step-done":
+            raise KeyboardInterrupt
+
+    return fault_point

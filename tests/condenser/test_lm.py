@@ -19,7 +19,8 @@ from condenser.lm import load_lm, measure, perplexity, sample_texts, train_lm
 from condenser.lm_options import LmPerplexityOptions, LmSampleOptions, LmTrainOptions
 from condenser.options import SpansOptions
 from condenser.training import loop
-from tests.command import start
+from tests.command import start, stop_after
+from tests.folders import assert_same_files
 
 LEARNS = {"batch_size": 8, "chunk": 14, "hidden_size": 24, "learning_rate": 3e-2, "dropout": 0.0, "max_grad_norm": 1.0}
 TEXTS = ["the cat sings to the bird", "a king of war and peace", "fever is a symptom", "water runs in the old river"]
@@ -74,21 +75,13 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
     """The state behind the last chunk is in the checkpoint: without it, later steps would read on from nothing."""
     options = options_for(folder, tmp_path / "out", reset=reset, layers=2, save_every=4)
     straight = train_lm(dataclasses.replace(options, output=str(tmp_path / "straight")))
-    done = []
-
-    def stop(place: str) -> None:
-        done.append(place)
-        if done.count("step-done") == 6:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "fault_point", stop)
+        patch.setattr(loop, "fault_point", stop_after(6))
         with pytest.raises(KeyboardInterrupt):
             train_lm(options)
     again = train_lm(options)
     assert "going on after step 4 of 10" in capsys.readouterr().err
-    for file in straight.iterdir():
-        assert (again / file.name).read_bytes() == file.read_bytes(), file.name
+    assert_same_files(again, straight)
 
 
 @pytest.mark.slow
@@ -99,8 +92,7 @@ def test_a_run_killed_goes_on_to_the_same_bytes(folder: Path, tmp_path: Path) ->
     again = start("lm train", options)
     _, said = again.communicate()
     assert again.returncode == 0 and b"going on after step 4" in said
-    for file in straight.iterdir():
-        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes(), file.name
+    assert_same_files(tmp_path / "out", straight)
 
 
 def test_the_best_dev_perplexity_chooses_the_weights(folder: Path, tmp_path: Path) -> None:

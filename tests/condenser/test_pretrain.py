@@ -19,6 +19,7 @@ from condenser.errors import RunFailed, UserError
 from condenser.options import PretrainOptions, SpansOptions
 from condenser.pretrain import pretrain
 from tests.command import run, start
+from tests.folders import assert_same_files
 
 SENTENCES = ["the cat sing to the bird", "a king of war and peace", "fever is a symptom", "water runs in the river"]
 
@@ -138,11 +139,7 @@ def test_a_run_killed_anywhere_goes_on_to_the_same_bytes(straight: PretrainOptio
     assert again.returncode == 0, said
     if fault not in ("step-done:3", "checkpoint-written:1", "folder-published", "manifest-written"):
         assert b"going on after step" in said
-    whole = Path(straight.output)
-    names = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
-    assert names == sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("*") if p.is_file())
-    for name in names:
-        assert (tmp_path / "out" / name).read_bytes() == (whole / name).read_bytes(), name
+    assert_same_files(tmp_path / "out", Path(straight.output))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -18,6 +18,7 @@ from condenser.options import PretrainOptions, SpansOptions
 from condenser.pretrain import pretrain
 from condenser.scorer import Scorer
 from tests.command import run, start
+from tests.folders import assert_same_files
 
 NOISE = "noise_model.safetensors"
 WORDS = ["cat", "dog", "bird", "king", "queen", "city"]
@@ -117,11 +118,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(store: str, tmp_path: Path) -> N
     options = options_for(store, tmp_path / "killed", save_every=2)
     straight = pretrain(dataclasses.replace(options, output=str(tmp_path / "straight")))
     assert start("pretrain", options, CONDENSER_FAULT="step-done:5").wait() == -signal.SIGKILL
-    folder = pretrain(options)
-    names = sorted(path.relative_to(straight) for path in straight.rglob("*") if path.is_file())
-    assert names == sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    for name in names:
-        assert (straight / name).read_bytes() == (folder / name).read_bytes(), name
+    assert_same_files(pretrain(options), straight)
 
 
 @pytest.mark.parametrize(

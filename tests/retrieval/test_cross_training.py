@@ -24,9 +24,9 @@ from retrieval.examples import read_examples
 from retrieval.finetune import finetune
 from retrieval.losses import localized_contrastive, pairwise_binary
 from retrieval.options import FinetuneOptions
-from tests.command import run
+from tests.command import run, stop_after
+from tests.folders import assert_same_files
 from tests.retrieval.test_check import write
-from tests.retrieval.test_finetune_faults import stop_after
 
 TOPICS = ["cat", "dog", "bird", "river", "bank", "king", "queen", "fever"]
 PASSAGES = {f"p{i}": f"the {topic} is in the city" for i, topic in enumerate(TOPICS)} | {
@@ -156,10 +156,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
         patch.setattr(loop, "fault_point", stop_after(5))
         with pytest.raises(KeyboardInterrupt):
             finetune(options)
-    finetune(options)
-    names = sorted(path.relative_to(straight) for path in straight.rglob("*") if path.is_file())
-    for name in names:
-        assert (tmp_path / "out" / name).read_bytes() == (straight / name).read_bytes(), name
+    assert_same_files(finetune(options), straight)
 
 
 def test_evaluation_does_not_change_training(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from retrieval import finetune as verb
 from retrieval.cli import main
 from retrieval.finetune import finetune
 from retrieval.options import FinetuneOptions
-from tests.command import start
+from tests.command import start, stop_after
+from tests.folders import assert_same_files
 from tests.retrieval.test_check import write
 
 
@@ -32,19 +32,6 @@ def options_for(collection: Path, output: Path, tiny_bert: Path, **others: Any) 
     return FinetuneOptions(
         encoder=str(tiny_bert), collection=[str(collection)], output=str(output), **(settings | others)
     )
-
-
-def stop_after(step: int) -> Callable[[str], None]:
-    """Return a fault point that interrupts a run after a step."""
-    done = 0
-
-    def fault_point(name: str) -> None:
-        nonlocal done
-        done += name == "step-done"
-        if done == step and name == "step-done":
-            raise KeyboardInterrupt
-
-    return fault_point
 
 
 def unloadable(options: FinetuneOptions) -> None:
@@ -124,11 +111,7 @@ def test_a_stopped_run_of_each_kind_goes_on_to_the_same_bytes(
         patch.setattr(loop, "fault_point", stop_after(5))
         with pytest.raises(KeyboardInterrupt):
             finetune(options)
-    finetune(options)
-    names = sorted(path.relative_to(straight) for path in straight.rglob("*") if path.is_file())
-    assert names == sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("*") if p.is_file())
-    for name in names:
-        assert (tmp_path / "out" / name).read_bytes() == (straight / name).read_bytes(), name
+    assert_same_files(finetune(options), straight)
 
 
 def test_the_start_line_says_what_a_step_is(

@@ -18,6 +18,8 @@ from retrieval.examples import read_examples
 from retrieval.query_writer import WriterBatches, dev_scores, passage_text, train_writer
 from retrieval.records import Passage
 from retrieval.writer_options import TrainWriterOptions
+from tests.command import stop_after
+from tests.folders import assert_same_files
 
 WORDS = ["river", "bank", "heart", "blood", "cat", "dog", "king", "queen"]
 
@@ -59,22 +61,13 @@ def test_it_learns_and_goes_on_after_a_stop(
     log = [json.loads(line) for line in (straight / "log.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in log if "loss" in line]
     assert losses[-1] < 0.5 * losses[0]
-    done = []
-
-    def stop(place: str) -> None:
-        done.append(place)
-        if done.count("step-done") == 24:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "fault_point", stop)
+        patch.setattr(loop, "fault_point", stop_after(24))
         with pytest.raises(KeyboardInterrupt):
             train_writer(options)
     again = train_writer(options)
-    files = [file.relative_to(straight) for file in straight.rglob("*") if file.is_file()]
-    assert Path("encoder/model.safetensors") in files
-    for name in files:
-        assert (again / name).read_bytes() == (straight / name).read_bytes(), name
+    assert (again / "encoder" / "model.safetensors").is_file()
+    assert_same_files(again, straight)
 
     opened = open_collection(collection)
     writer = QueryWriter.load(again)
