@@ -1,4 +1,4 @@
-"""Finding models by folder or hub name, and keeping transformers quiet while they load."""
+"""Finding models by folder or hub name, and loading them without the noise and the parts that nobody wants."""
 
 from __future__ import annotations
 
@@ -68,6 +68,23 @@ def position_limit(config: Any) -> int:
     if config.model_type in _OFFSET_POSITIONS:
         positions -= int(config.pad_token_id or 0) + 1
     return positions
+
+
+def load_encoder_alone(folder: Path, **settings: Any) -> Any:
+    """Return what AutoModel makes of a folder, without the pooler that some families put behind the encoder.
+
+    Args:
+        folder: the model folder.
+        settings: for ``from_pretrained``, whose errors go through.
+    """
+    from transformers import AutoModel
+
+    try:
+        return AutoModel.from_pretrained(folder, add_pooling_layer=False, **settings)
+    except TypeError as error:  # families without such a pooler do not know the switch
+        if "add_pooling_layer" not in str(error):
+            raise
+        return AutoModel.from_pretrained(folder, **settings)
 
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ from condenser.corpus.tokens import bare_tokenizer, load_tokenizer
 from condenser.errors import UserError
 from condenser.hub import local_folder, position_limit
 from condenser.models.backbone import Backbone, load_backbone
-from condenser.models.condenser import at_least_float32
 from condenser.models.discriminator import load_discriminator
 from condenser.models.electric import ElectricModel, energies, has_noise, load_noise
+from condenser.models.half import at_least_float32
 from condenser.models.rows import batches_by_length, padded_rows, resolve_device
 from condenser.score_options import Method
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from condenser.errors import UserError, first_line
 from condenser.files import atomic_write, disk_faults, read_json, write_json
 from condenser.hub import local_folder, position_limit, quiet_transformers
-from condenser.models.condenser import at_least_float32
+from condenser.models.half import at_least_float32
 from condenser.models.unpadded import classify_texts, prepare_classifier
 from condenser.weights import check_config, check_shapes, check_weights
 from retrieval.encoder import batches_by_length, resolve_device

@@ -12,7 +12,7 @@ from torch import nn
 
 from condenser.errors import UserError, first_line
 from condenser.files import disk_faults, read_json
-from condenser.hub import quiet_transformers
+from condenser.hub import load_encoder_alone, quiet_transformers
 from condenser.manifest import MANIFEST, load_manifest
 from condenser.models.pooling import DENSE_FOLDER, IDENTITY
 from condenser.weights import CONFIG, WEIGHTS, check_shapes, check_weights
@@ -168,7 +168,6 @@ def _load_tokenizer(folder: Path) -> Any:
 def _load_model(folder: Path) -> tuple[Any, nn.Linear | None, dict[str, Any]]:
     """Return the encoder, DPR's projection if there is one, and transformers' report on the weights."""
     from safetensors import SafetensorError
-    from transformers import AutoModel
 
     settings: dict[str, Any] = {
         "dtype": torch.float32,
@@ -181,13 +180,7 @@ def _load_model(folder: Path) -> tuple[Any, nn.Linear | None, dict[str, Any]]:
     try:
         if read_json(folder / CONFIG).get("model_type") == "dpr":
             return _load_dpr(folder, settings)
-        try:
-            model, info = AutoModel.from_pretrained(folder, add_pooling_layer=False, **settings)
-        except TypeError as error:
-            # Families without BERT's pooler do not know the switch.
-            if "add_pooling_layer" not in str(error):
-                raise
-            model, info = AutoModel.from_pretrained(folder, **settings)
+        model, info = load_encoder_alone(folder, **settings)
         return model, None, info
     except SafetensorError as error:
         raise UserError(f"weights are damaged ({error})", folder / WEIGHTS, "copy or make them anew") from None

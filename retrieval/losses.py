@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from condenser.errors import UserError
-from condenser.models.condenser import at_least_float32
+from condenser.models.half import at_least_float32
 from condenser.training.distributed import for_all_processes, gather_with_gradient, rank
 
 if TYPE_CHECKING:

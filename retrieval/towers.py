@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from condenser.models.condenser import at_least_float32
+from condenser.models.half import at_least_float32
 from condenser.models.pooling import pool_texts
 from condenser.models.unpadded import prepare, states_of_texts
 from condenser.training.distributed import world_size

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import ElectraConfig, ElectraModel
 
-from condenser.models.condenser import at_least_float32
 from condenser.models.electra import draw_tokens
+from condenser.models.half import at_least_float32
 
 # Logits that exist at one time: 64 MB in float32.
 CHUNK_LOGITS = 2**24

@@ -40,11 +40,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return {key: stored[key] for key in kinds}
 
 
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Return half-precision tensors as float32 and others as they are: a softmax wants the digits."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
 class PretrainingOutput(NamedTuple):
     """What one forward pass yields.
 

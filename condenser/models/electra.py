@@ -17,7 +17,7 @@ from condenser.errors import UserError
 from condenser.files import disk_faults
 from condenser.hub import quiet_transformers
 from condenser.models.backbone import Backbone
-from condenser.models.condenser import at_least_float32
+from condenser.models.half import at_least_float32
 from condenser.models.pooling import record_cls
 from condenser.models.unpadded import TextRow, prepare, row_of_texts
 

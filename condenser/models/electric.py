@@ -16,7 +16,7 @@ from condenser.errors import UserError
 from condenser.files import disk_faults, read_json, write_json
 from condenser.hub import quiet_transformers
 from condenser.models.cloze import TwoTowerCloze, tower_of
-from condenser.models.condenser import at_least_float32
+from condenser.models.half import at_least_float32
 from condenser.models.pooling import record_cls
 from condenser.options import NoiseLossOver, NoiseRatio
 from condenser.weights import check_whole

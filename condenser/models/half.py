@@ -1,10 +1,9 @@
-"""Which processors multiply bfloat16 faster than float32."""
+"""Half precision: which processors are fast at it, and where its digits will not do."""
 
 from __future__ import annotations
 
 import torch
-
-__all__ = ["cpu_multiplies_bfloat16"]
+from torch import Tensor
 
 
 def cpu_multiplies_bfloat16() -> bool:
@@ -15,3 +14,8 @@ def cpu_multiplies_bfloat16() -> bool:
     # torch has no public name for what it asks the processor
     asked = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     return any(bool(getattr(torch.cpu, name, bool)()) for name in asked)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Return half-precision tensors as float32 and others as they are: a softmax wants the digits."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -16,7 +16,7 @@ from condenser.corpus.corruption import IGNORED
 from condenser.errors import UserError
 from condenser.files import disk_faults, read_json, write_json
 from condenser.lm_options import Cell
-from condenser.models.condenser import at_least_float32
+from condenser.models.half import at_least_float32
 from condenser.weights import WEIGHTS, check_whole
 
 SETTINGS_FILE = "language_model.json"

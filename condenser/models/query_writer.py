@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModel
 
 from condenser.corpus.corruption import IGNORED
 from condenser.corpus.streams import TextFrame, text_frame
 from condenser.corpus.tokens import load_tokenizer
 from condenser.errors import UserError, first_line
 from condenser.files import disk_faults, read_json, write_json
-from condenser.hub import quiet_transformers
+from condenser.hub import load_encoder_alone, quiet_transformers
 from condenser.manifest import MANIFEST, load_manifest
 from condenser.models.language_model import LanguageModel, Network, State, load_parameters, network_from
 from condenser.weights import WEIGHTS, check_config, check_weights
@@ -227,11 +226,6 @@ def _load_encoder(folder: Path) -> Any:
     settings = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32, "trust_remote_code": False}
     with quiet_transformers():
         try:
-            try:
-                return AutoModel.from_pretrained(folder, add_pooling_layer=False, **settings)
-            except TypeError as error:  # families without BERT's pooler do not know the switch
-                if "add_pooling_layer" not in str(error):
-                    raise
-                return AutoModel.from_pretrained(folder, **settings)
+            return load_encoder_alone(folder, **settings)
         except Exception as error:  # transformers and safetensors raise many kinds
             raise UserError(f"encoder could not be loaded: {first_line(error)}", folder) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from condenser.models.condenser import at_least_float32
+from condenser.models.half import at_least_float32
 from condenser.training.distributed import for_all_processes, gather_with_gradient
 
 

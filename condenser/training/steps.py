@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from condenser.models.condenser import at_least_float32
+from condenser.models.half import at_least_float32
 from condenser.training.distributed import total, world_size
 from condenser.training.gradcache import cache_gradients, replay, represent, surrogate
 
