@@ -103,6 +103,9 @@ class Study:
     def __init__(self, collection: str, start: str, folder: str | None, settings: Settings, work: Path) -> None:
         self.collection, self.folder, self.settings = collection, folder, settings
         self.root = work / f"{Path(collection).name}-{start}"
+        self.locks = work / "locks"
+        # On a CPU, making a batch is a few thousandths of a step, and the cores are taken.
+        self.workers = 4 if on_gpu() else 0
         self.spans = SpansOptions(
             collection=collection,
             tokenizer=folder,
@@ -160,7 +163,7 @@ class Study:
                 skip_from=settings.skip_from if has_head else None,
                 late_mlm=settings.late_mlm if has_head else None,
                 mixed_precision=settings.mixed_precision,
-                workers=0 if settings.mixed_precision == "no" else 4,
+                workers=self.workers,
                 # The first stage's seed would deal out the spans that it has read once more.
                 seed=cell.seed + 1_000_000 * number,
                 save_every=100,
@@ -196,7 +199,10 @@ class Study:
         )
         pool = str(self.root / "pool")
         encode = EncodeOptions(
-            encoder=finetune.output, collection=pool, dtype="float32", output=str(folder / "vectors")
+            encoder=finetune.output,
+            collection=pool,
+            dtype="bfloat16" if settings.mixed_precision == "bf16" else "float32",
+            output=str(folder / "vectors"),
         )
         search = SearchOptions(
             index=encode.output, encoder=finetune.output, collection=pool, split="test", output=str(folder / "run.trec")
@@ -266,6 +272,13 @@ def _draws(options: PretrainOptions) -> dict[str, int]:
         "batch_size": options.batch_size,
         "seed": options.seed,
     }
+
+
+def on_gpu() -> bool:
+    """Say whether stages run on a GPU."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @contextmanager

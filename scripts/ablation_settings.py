@@ -18,7 +18,13 @@ LEXICAL = "bm25"
 PAIRS = ("mlm_contrastive", "cocondenser")
 MINILM, RANDOM = "minilm", "random"
 SEEN = "has seen about a billion pairs, MS MARCO and Natural Questions among them"
-_WORDS = {str: "a text", int: "a whole number", float: "a number with a point", bool: "true or false"}
+_WORDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number with a point",
+    bool: "true or false",
+    dict: "an object",
+}
 # CPU seconds of one thread for a span, pair or passage of at most 64 tokens with MiniLM-L6, and for a stage to begin;
 # measured on a 2-core Intel Xeon virtual machine with much other work beside it.
 SECONDS = {"mlm": 0.040, "condenser": 0.065, "pair": 0.052, "passage": 0.009, "start": 4.0}
@@ -124,7 +130,7 @@ def settings_of(*, gpu: bool, quick: bool, changes: list[str]) -> Settings:
             first_steps=2, first_spans=4, head_warmup_steps=int(not gpu), second_steps=2, second_documents=4,
             finetune_steps=dict.fromkeys(settings.finetune_steps, 2), finetune_batch=4, mixed_precision="no",
         )  # fmt: skip
-    allowed = [name for name in Settings._fields if name != "finetune_steps"]
+    allowed = Settings._fields
     for one in changes:
         name, _, text = one.partition("=")
         if name not in allowed:
@@ -136,8 +142,19 @@ def settings_of(*, gpu: bool, quick: bool, changes: list[str]) -> Settings:
         kind = {"model_size": str, "skip_from": int}.get(name, type(getattr(settings, name)))
         if type(value) is not kind:
             raise UserError(f"--set {name} is {text!r}, expected {_WORDS[kind]}")
+        if name == "finetune_steps":
+            value = _steps_of(text, value, settings.finetune_steps)
         settings = settings._replace(**{name: value})
     return settings
+
+
+def _steps_of(text: str, given: dict[str, Any], default: dict[int, int]) -> dict[int, int]:
+    """Return the steps by percentage, those that are not given as they were."""
+    if unknown := [name for name in given if name not in map(str, default)]:
+        raise UserError(f"--set finetune_steps is {text!r}: no share {unknown[0]}", hint=f"shares: {[*default]}")
+    if any(type(steps) is not int or steps < 0 for steps in given.values()):
+        raise UserError(f"--set finetune_steps is {text!r}, expected whole numbers by percentage")
+    return default | {int(name): steps for name, steps in given.items()}
 
 
 def described(settings: Settings) -> dict[str, Any]:
