@@ -13,12 +13,12 @@ import orjson
 
 from condenser.errors import UserError, sample
 from condenser.files import atomic_write
-from condenser.hub import local_folder
-from condenser.talk import Meter, say, warn
+from condenser.talk import Meter, warn
 from eval.runs import Qrels
 from retrieval.collections import Collection, open_collection
+from retrieval.corpus_index import index_of_corpus
 from retrieval.mining import Counts, Ranking, Rules, SameText, candidates_of, rankings_of
-from retrieval.options import EncodeOptions, MineOptions
+from retrieval.options import MineOptions
 from retrieval.records import Passage, Query, batched
 
 if TYPE_CHECKING:
@@ -253,24 +253,9 @@ class _Miner:
         return Bm25Index.build(self.collection)
 
     def _encoded(self, name: str) -> Index:
-        """Encode the corpus into the work folder, where a killed run goes on, and open it for exact search."""
-        from retrieval.encode import encode
-        from retrieval.encoder import Encoder
-        from retrieval.index import Index
-
-        work = Path(self._options.work or f"{self._options.output}.work")
-        say(f"vectors of the passages go to {work}, and stay there")
-        vectors = encode(
-            EncodeOptions(
-                encoder=name,
-                collection=self._options.collection,
-                output=str(work / "vectors"),
-                device=self._options.device,
-                skip_bad=self._options.skip_bad,
-            )
-        )
-        encoder = Encoder.load(local_folder(name), device=self._options.device)
-        return Index.load(vectors, encoder=encoder, device=encoder.device.type)
+        options = self._options
+        work = Path(options.work or f"{options.output}.work")
+        return index_of_corpus(options.collection, name, work, device=options.device, skip_bad=options.skip_bad)
 
 
 _Write = Callable[[_Pick], Any]

@@ -7,28 +7,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
 from condenser.artifacts import Workspace, refuse_overwriting, result_config
-from condenser.errors import RunFailed, UserError, sample
-from condenser.faults import fault_point
-from condenser.files import atomic_write, atomic_write_bytes, existing_file, write_json
+from condenser.errors import UserError, sample
+from condenser.files import atomic_write, existing_file, write_json
 from condenser.manifest import fingerprint, identity
 from condenser.talk import Meter, say, warn
 from eval.runs import place_of, write_run
 from retrieval.collections import open_collection
 from retrieval.mining import rankings_of
 from retrieval.options import RerankOptions
+from retrieval.pair_scores import PairScorer
 from retrieval.records import Hit
-
-if TYPE_CHECKING:
-    from retrieval.cross_encoder import CrossEncoder
-
-# Pairs that are scored together and kept at once: a killed run loses no more than these, and among so many there are
-# others of like length.
-_PAIRS_AT_ONCE = 2048
 
 
 class _Task(NamedTuple):
@@ -120,16 +113,15 @@ class _Job:
         with workspace, Meter("rerank", total, "pairs") as meter:
             judge = CrossEncoder.load(options.model, device=options.device, max_length=options.max_length, dtype=dtype)
             folder = workspace.output if workspace.done else workspace.path
-            for number, block in enumerate(self._blocks()):
-                found = self._score(folder / f"{number:05d}.npy", block, judge, meter)
-                first = 0
-                for task in block:
-                    own = found[first : first + len(task.asked)]
-                    first += len(task.asked)
-                    if scores is not None:
-                        pairs = zip(task.asked, own, strict=True)
-                        scores.writelines(f"{task.query_id}\t{one}\t{score!s}\n" for one, score in pairs)
-                    yield task.query_id, self._reordered(task, own)
+            scorer = PairScorer(judge, self._queries, self._passages, folder, options.batch_tokens)
+            for task, own, cut in scorer.score(self._tasks(), meter):
+                counts.queries += 1
+                counts.pairs += len(own)
+                counts.cut += cut
+                if scores is not None:
+                    pairs = zip(task.asked, own, strict=True)
+                    scores.writelines(f"{task.query_id}\t{one}\t{score!s}\n" for one, score in pairs)
+                yield task.query_id, self._reordered(task, own)
             if not workspace.done:
                 workspace.commit({"pairs": counts.pairs})
         config_of_pairs = {"max_length": judge.config.max_length, "query_max_length": judge.config.query_max_length}
@@ -192,42 +184,6 @@ class _Job:
         if self._options.split is not None:
             self._counts.missing_queries = [query for query in self._queries if query not in met]
         return total
-
-    def _blocks(self) -> Iterator[list[_Task]]:
-        block: list[_Task] = []
-        pairs = 0
-        for task in self._tasks():
-            block.append(task)
-            pairs += len(task.asked)
-            if pairs >= _PAIRS_AT_ONCE:
-                yield block
-                block, pairs = [], 0
-        if block:
-            yield block
-
-    def _score(self, file: Path, block: Sequence[_Task], judge: CrossEncoder, meter: Meter) -> np.ndarray:
-        """Return the scores (pairs,) float32 of a block, from its file if that is there."""
-        if file.is_file():
-            scores, cut = np.load(file, allow_pickle=False)
-            meter.advance(len(scores))
-        else:
-            texts = [
-                (self._queries[task.query_id], judge.passage_text(self._passages[one]))
-                for task in block
-                for one in task.asked
-            ]
-            tokens = judge.tokenize(texts)
-            scores = judge.score_tokens(tokens, batch_tokens=self._options.batch_tokens, on_batch=meter.advance)
-            cut = np.array(tokens.cut, np.float32)
-            if not np.isfinite(scores).all():
-                raise RunFailed("gives scores that are not numbers", self._options.model, "try --dtype float32")
-            with atomic_write_bytes(file) as stream:
-                np.save(stream, np.stack([scores, cut]))
-            fault_point("block-scored")
-        self._counts.queries += len(block)
-        self._counts.pairs += len(scores)
-        self._counts.cut += int(cut.sum())
-        return scores
 
     def _reordered(self, task: _Task, scores: np.ndarray) -> list[Hit]:
         """Return a query's hits in house order of their new scores, those below the depth behind them."""

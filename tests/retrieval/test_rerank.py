@@ -14,7 +14,7 @@ import torch
 
 from condenser.errors import UserError
 from eval.runs import load_run
-from retrieval import rerank as verb
+from retrieval import pair_scores
 from retrieval.cli import main
 from retrieval.cross_encoder import CrossEncoder
 from retrieval.finetune import finetune
@@ -154,7 +154,7 @@ def test_a_query_keeps_to_its_limit_and_the_passage_has_the_rest(tiny_bert: Path
 def test_a_killed_run_goes_on_to_the_same_bytes(
     collection: Path, judge: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "_PAIRS_AT_ONCE", 8)  # three blocks
+    monkeypatch.setattr(pair_scores, "_PAIRS_AT_ONCE", 8)  # three blocks
     settings = {"split": "train", "depth": 4}
     for name in ("straight", "killed"):
         (tmp_path / name).mkdir()
@@ -170,7 +170,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(verb, "fault_point", stop_at_the_second)
+        patch.setattr(pair_scores, "fault_point", stop_at_the_second)
         with pytest.raises(KeyboardInterrupt):
             rerank(options)
     work = tmp_path / "killed" / "out.trec.work.partial"
