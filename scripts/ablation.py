@@ -5,6 +5,7 @@ A cell is one collection, start, arm, percentage of the training pairs and seed.
     none                    no pretraining
     mlm                     masked LM, then masked LM
     condenser               Condenser, then Condenser
+    condenser+generator     Condenser, then Condenser whose tokens are drawn by the weights of the arm mlm
     mlm+contrastive         masked LM, then masked LM with the contrastive loss
     condenser+cocondenser   Condenser, then coCondenser
     bm25                    words alone, for comparison (no seed)
@@ -55,6 +56,7 @@ from retrieval.stages import Stage, command_line, run_stages
 from scripts.ablation_data import equal_spans, tokens_read, write_labels, write_pool
 from scripts.ablation_settings import (
     ARMS,
+    GENERATED,
     LEXICAL,
     MINILM,
     PAIRS,
@@ -103,7 +105,7 @@ class Study:
     def __init__(self, collection: str, start: str, folder: str | None, settings: Settings, work: Path) -> None:
         self.collection, self.folder, self.settings = collection, folder, settings
         self.root = work / f"{Path(collection).name}-{start}"
-        self.locks = work / "locks"
+        self.locks = self.root / "locks"
         # On a CPU, making a batch is a few thousandths of a step, and the cores are taken.
         self.workers = 4 if on_gpu() else 0
         self.spans = SpansOptions(
@@ -173,6 +175,14 @@ class Study:
                 paired = _draws(dataclasses.replace(options, objective=PAIRS[has_head]))
                 options = dataclasses.replace(options, batch_size=equal_spans(options.data, **paired))
             stages.append(options)
+        if cell.arm == GENERATED:
+            generator = self.pretraining(cell._replace(arm="mlm"))
+            stages[-1] = dataclasses.replace(
+                stages[-1],
+                corruption=f"generator:{generator[-1].output}",
+                output=str(self.root / f"{GENERATED}-{cell.seed}"),
+            )
+            stages = [*generator, *stages]
         return stages
 
     def retriever(self, cell: Cell, start: str) -> tuple[list[Stage], list[Stage], Path]:
@@ -231,7 +241,7 @@ class Study:
         def run(name: str, stages: list[Stage]) -> None:
             began = time.process_time()
             run_stages(stages)
-            cpu_seconds[name] = round(time.process_time() - began, 1)
+            cpu_seconds[name] = round(cpu_seconds.get(name, 0.0) + time.process_time() - began, 1)
             commands.extend(map(self.told, stages))
 
         pretraining: list[PretrainOptions] = []
@@ -240,7 +250,10 @@ class Study:
             run("search", stages)
         else:
             pretraining = self.pretraining(cell)
-            run("pretrain", [Stage("pretrain", options) for options in pretraining])
+            for options in pretraining:
+                # Arms of another unit may need the stage at the same moment.
+                with held(self.locks / Path(options.output).name, wait=True):
+                    run("pretrain", [Stage("pretrain", options)])
             finetune, search, found = self.retriever(
                 cell, pretraining[-1].output if pretraining else self.start(cell.seed)
             )
@@ -255,7 +268,7 @@ class Study:
             "collection_files": open_collection(self.collection).fingerprint(),
             "pool": {"files": pool.fingerprint(), "passages": len(pool.lookup()), "queries": len(result.query_ids)},
             "settings": described(self.settings),
-            "tokens": [tokens_read(one.data, **_draws(one)) for one in pretraining],
+            "tokens": [tokens_read(one.data, **_draws(one)) for one in pretraining[-2:]],
             "commands": commands,
             "cpu_seconds": cpu_seconds,
             "means": result.means,

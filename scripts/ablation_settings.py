@@ -11,10 +11,12 @@ ARMS: dict[str, tuple[str, ...]] = {
     "none": (),
     "mlm": ("mlm", "mlm"),
     "condenser": ("condenser", "condenser"),
+    "condenser+generator": ("condenser", "condenser"),
     "mlm+contrastive": ("mlm", "mlm_contrastive"),
     "condenser+cocondenser": ("condenser", "cocondenser"),
 }
 LEXICAL = "bm25"
+GENERATED = "condenser+generator"  # its second stage corrupts with draws of what the arm mlm became
 PAIRS = ("mlm_contrastive", "cocondenser")
 MINILM, RANDOM = "minilm", "random"
 SEEN = "has seen about a billion pairs, MS MARCO and Natural Questions among them"
@@ -27,7 +29,9 @@ _WORDS = {
 }
 # CPU seconds of one thread for a span, pair or passage of at most 64 tokens with MiniLM-L6, and for a stage to begin;
 # measured on a 2-core Intel Xeon virtual machine with much other work beside it.
-SECONDS = {"mlm": 0.040, "condenser": 0.065, "pair": 0.052, "passage": 0.009, "start": 4.0}
+SECONDS = {"mlm": 0.040, "condenser": 0.065, "pair": 0.052, "passage": 0.009, "draw": 0.012, "start": 4.0}
+# How many times as fast a CPU with AMX is in bfloat16, by the same measure.
+HALF = {"training": 1.4, "encoding": 2.7}
 
 
 class Settings(NamedTuple):
@@ -174,16 +178,18 @@ def reckoned(settings: Settings, arm: str, percent: int, made: set[str]) -> floa
     """
     if arm == LEXICAL:
         return 0.0
-    seconds = settings.finetune_steps[percent] * settings.finetune_batch * SECONDS["pair"]
-    seconds += settings.pool_passages * SECONDS["passage"] + SECONDS["start"]
-    for number, objective in enumerate(ARMS[arm]):
-        stage = "-".join(ARMS[arm][: number + 1])
-        first, second = (
-            settings.first_steps * settings.first_spans,
-            2 * settings.second_steps * settings.second_documents,
-        )
-        if stage not in made:
-            spans = second if number else first
-            seconds += spans * SECONDS["condenser" if "condenser" in objective else "mlm"] + SECONDS["start"]
-        made.add(stage)
+    half = settings.mixed_precision != "no"
+    training, encoding = (HALF["training"], HALF["encoding"]) if half else (1.0, 1.0)
+    seconds = settings.finetune_steps[percent] * settings.finetune_batch * SECONDS["pair"] / training
+    seconds += settings.pool_passages * SECONDS["passage"] / encoding + SECONDS["start"]
+    spans = settings.first_steps * settings.first_spans, 2 * settings.second_steps * settings.second_documents
+    # The arm with a generator needs the weights of another arm, too.
+    for one in ["mlm", arm] if arm == GENERATED else [arm]:
+        for number, objective in enumerate(ARMS[one]):
+            stage = one if one == GENERATED and number else "-".join(ARMS[one][: number + 1])
+            if stage not in made:
+                span = SECONDS["condenser" if "condenser" in objective else "mlm"]
+                span += SECONDS["draw"] if stage == GENERATED else 0.0
+                seconds += spans[number] * span / training + SECONDS["start"]
+            made.add(stage)
     return seconds / 60

@@ -20,7 +20,7 @@ from tests.conftest import WORDS
 from tests.retrieval.test_check import write
 
 ROOT = Path(__file__).parents[1]
-PRETRAINED = ["mlm", "condenser", "mlm+contrastive", "condenser+cocondenser"]
+PRETRAINED = ["mlm", "condenser", "condenser+generator", "mlm+contrastive", "condenser+cocondenser"]
 
 
 def words_of(number: int, count: int) -> str:
@@ -52,15 +52,18 @@ def test_every_arm_makes_its_cells_once(tmp_path: Path, data: Path, tiny_bert: P
     words += ["--output", tmp_path / "results", "--work", tmp_path / "work"]
     planned = study(*words, "--dry_run")
     names = {line.split()[1] for line in planned.stdout.splitlines()[:-1]}
-    assert len(names) == 2 * 5 + 1 and not (tmp_path / "work").exists()
+    assert len(names) == 2 * 6 + 1 and not (tmp_path / "work").exists()
     first = study(*words)
     assert first.returncode == 0, first.stderr
     assert {file.name for file in (tmp_path / "results").iterdir()} == names
     cells = {name: json.loads((tmp_path / "results" / name).read_text()) for name in names}
     tokens = {arm: cells[f"data-tiny-{arm}-10-1.json"]["tokens"] for arm in PRETRAINED}
     assert len({first for first, _ in tokens.values()}) == 1
-    assert tokens["mlm"] == tokens["condenser"] and tokens["mlm+contrastive"] == tokens["condenser+cocondenser"]
+    assert tokens["mlm"] == tokens["condenser"] == tokens["condenser+generator"]
+    assert tokens["mlm+contrastive"] == tokens["condenser+cocondenser"]
     assert sum(tokens["mlm"]) == pytest.approx(sum(tokens["mlm+contrastive"]), rel=0.1)
+    generated = [" ".join(cells[f"data-tiny-condenser{arm}-10-1.json"]["commands"]) for arm in ("", "+generator")]
+    assert ["--corruption generator:data-tiny/mlm-mlm-1 " in one for one in generated] == [False, True]
     for cell in cells.values():
         values = np.array(cell["per_query"]["MRR@10"].split(), float)
         assert (len(values), cell["pool"]["passages"]) == (8, 24)
@@ -125,9 +128,16 @@ def test_tables_average_seeds_and_compare_queries() -> None:
 def test_settings_are_changed_by_name() -> None:
     from condenser.errors import UserError
 
-    changed = settings_of(gpu=True, quick=False, changes=["model_size=small", "second_steps=7", "late_mlm=false"])
+    changed = settings_of(
+        gpu=True,
+        quick=False,
+        changes=["model_size=small", "second_steps=7", "late_mlm=false", 'finetune_steps={"100": 40}'],
+    )
     assert (changed.model_size, changed.second_steps, changed.late_mlm) == ("small", 7, False)
+    assert changed.finetune_steps == {0: 0, 1: 50, 10: 150, 100: 40}
     for change, said in (
+        ('finetune_steps={"5": 3}', "no share 5"),
+        ('finetune_steps={"10": 0.5}', "expected whole numbers"),
         ("stepps=1", "--set stepps: unknown setting"),
         ("late_mlm=1", "late_mlm is '1', expected true"),
     ):
