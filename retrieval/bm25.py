@@ -84,7 +84,7 @@ class Bm25Index:
         vocabulary: dict[str, int] = {}
         for block in batched(track(passages, "bm25 index", unit="passages"), _PASSAGES_AT_ONCE):
             ids += [passage.id for passage in block]
-            for words in _words([_searched(passage, fields) for passage in block]):
+            for words in stems([_searched(passage, fields) for passage in block]):
                 rows.append([vocabulary.setdefault(word, len(vocabulary)) for word in words])
         if not ids:
             raise UserError("no passages to search")
@@ -138,7 +138,7 @@ class Bm25Index:
 
         A passage that shares no word with the query is no hit, so a list may be shorter than k, or empty.
         """
-        return [self._best(words, k) for words in _words(list(queries))]
+        return [self._best(words, k) for words in stems(list(queries))]
 
     def _best(self, words: list[str], k: int) -> list[Hit]:
         scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
@@ -304,7 +304,8 @@ def _searched(passage: Passage, fields: Bm25Fields) -> str:
     return passage.title if fields == "title" else passage.text
 
 
-def _words(texts: list[str]) -> list[list[str]]:
+def stems(texts: list[str]) -> list[list[str]]:
+    """Return each text's words as they are indexed: without stop words, stemmed, repeats and all."""
     words: list[list[str]] = bm25s.tokenize(
         texts, stopwords="en", stemmer=Stemmer.Stemmer("english"), return_ids=False, show_progress=False
     )
