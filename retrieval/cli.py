@@ -99,6 +99,12 @@ VERBS: dict[str, Verb] = {
         "condenser.lm:sample_texts",
         positional=("model",),
     ),
+    "queries filter": Verb(
+        "written queries to the best of them, a collection to train on",
+        "retrieval.queries.options:QueriesFilterOptions",
+        "retrieval.queries.filter:filter_queries",
+        positional=("queries",),
+    ),
     "mine": Verb("a search's wrong hits to hard negatives", "retrieval.options:MineOptions", "retrieval.mine:mine"),
     "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
     "index": Verb("vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index:build_index"),

@@ -86,15 +86,18 @@ class QueriesScoreOptions(Options):
 class QueriesFilterOptions(Options):
     """Keep the best of written queries: a collection that `finetune` and `mine` take as it is."""
 
-    queries: str = required("folder made by `queries generate`")
+    queries: str = source("folder made by `queries generate`, or by this verb")
     scores: list[str] = source("files made by `queries score`, one or more", default=[])
     keep: str | None = option(
         None,
-        "what a query must be, such as 'gain >= q0.5 and roundtrip <= 3'; q0.5 is the median of that figure; default: "
-        "all are kept",
+        "what a query must be, such as 'gain >= q0.5 and roundtrip <= 3'; q0.5 is the median of that figure; also or, "
+        "not, brackets; default: all are kept",
     )
     per_passage: int | None = option(None, "most queries kept for a passage; default: all", minimum=1)
-    by: str = option("log_prob_per_token", "with --per_passage: the figure whose highest are kept; -NAME: whose lowest")
+    by: str = option(
+        "log_prob_per_token",
+        "with --per_passage and --max_queries: the figure whose highest are kept; --by=-NAME: whose lowest",
+    )
     max_queries: int | None = option(None, "most queries kept, the best by --by; default: all", minimum=1)
     output: str = output("folder to write, in BEIR's layout, with report.md")
     examples: int = option(20, "random examples in the report", minimum=0, maximum=10_000)
