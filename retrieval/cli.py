@@ -99,6 +99,17 @@ VERBS: dict[str, Verb] = {
         "condenser.lm:sample_texts",
         positional=("model",),
     ),
+    "queries generate": Verb(
+        "passages to queries that a model writes for them",
+        "retrieval.queries.options:QueriesGenerateOptions",
+        "retrieval.queries.generate:generate",
+    ),
+    "queries score": Verb(
+        "figures of written queries: how probable, how plausible, whether a search finds the passage",
+        "retrieval.queries.options:QueriesScoreOptions",
+        "retrieval.queries.score:score_queries",
+        positional=("queries",),
+    ),
     "queries filter": Verb(
         "written queries to the best of them, a collection to train on",
         "retrieval.queries.options:QueriesFilterOptions",

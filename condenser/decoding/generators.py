@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -166,6 +167,25 @@ class SequenceToSequence:
         cache, encoded, mask = state
         cache.reorder_cache(rows)
         return cache, encoded.index_select(0, rows), mask.index_select(0, rows)
+
+
+class Repeated:
+    """A generator whose inputs come several times each, read once.
+
+    Args:
+        generator: the model, bound to each input once.
+        inputs: for each text to be written the number of its input.
+    """
+
+    def __init__(self, generator: Generator, inputs: Sequence[int]) -> None:
+        self._generator, self._inputs = generator, torch.tensor(inputs)
+        self.step, self.reorder = generator.step, generator.reorder
+
+    def start(self) -> tuple[Tensor, Any]:
+        """Read each input, and make a row of it for each text."""
+        log_probs, state = self._generator.start()
+        rows = self._inputs.to(log_probs.device)
+        return log_probs[rows], self._generator.reorder(state, rows)
 
 
 def _last_log_probs(logits: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from condenser.options import Options, option, output, required, seed_of, source
+from condenser.options import Options, option, output, seed_of, source
 from retrieval.option_types import Device, Format
 
 
@@ -63,11 +63,11 @@ class QueriesScoreOptions(Options):
     Writes a JSON line for each query, in their order, to a file beside the queries, which stay as they are.
     """
 
-    queries: str = required("folder made by `queries generate`")
+    queries: str = source("folder made by `queries generate`")
     with_: str = option(
         "lm",
-        "judges, commas between: lm, log-probability by --writer; electric, by --electric the log-likelihood of the query "
-        "behind its passage less alone; roundtrip, rank of the passage in a search by --encoder",
+        "judges, commas between: lm, log-probability by --writer; electric, by --electric the log-likelihood of the "
+        "query behind its passage less alone; roundtrip, rank of the passage in a search by --encoder",
     )
     writer: str | None = source("lm: the model that gives log-probabilities, as in `queries generate`", default=None)
     electric: str | None = source("electric: folder made by `pretrain --objective electric`", default=None)

@@ -1,0 +1,347 @@
+"""The verb ``queries generate``: passages to the queries that a model writes for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from condenser.artifacts import Workspace, result_config
+from condenser.errors import UserError
+from condenser.faults import fault_point
+from condenser.files import atomic_write, read_json, write_json
+from condenser.manifest import identity
+from condenser.talk import Meter, say, warn
+from retrieval.collections import Collection, open_collection
+from retrieval.passages import hash64
+from retrieval.queries.options import QueriesGenerateOptions
+from retrieval.queries.pool import KIND, QUERIES, Written, write_corpus, write_qrels, written_in
+from retrieval.queries.terms import KeyTerm, KeyTerms, constraints
+from retrieval.records import Passage, batched, folded
+
+if TYPE_CHECKING:
+    from condenser.decoding.automaton import Automaton
+    from condenser.decoding.hypotheses import Hypothesis
+    from retrieval.queries.writers import Writer
+
+_TERMS = "terms"
+_SHARD = "{:06d}.json"
+
+
+@dataclass
+class Counts:
+    """What came of the passages and of what was written for them."""
+
+    passages: int = 0
+    queries: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Counts) -> None:
+        """Add another's counts."""
+        self.passages += other.passages
+        self.queries += other.queries
+        self.left_out += other.left_out
+
+
+@dataclass
+class Pool:
+    """The folder that was written, and the counts."""
+
+    output: Path
+    counts: Counts
+
+    def __str__(self) -> str:
+        counts = self.counts
+        lines = [f"{self.output}: {counts.queries:,} queries for {counts.passages:,} passages"]
+        left_out = [f"{count:,} {why}" for why, count in counts.left_out.items() if count]
+        return "\n".join([*lines, *([f"left out: {', '.join(left_out)}"] if left_out else [])])
+
+
+class _Wanted(NamedTuple):
+    """A query to be written: for which passage, its number there, and its constraint unless it is drawn."""
+
+    passage: Passage
+    number: int
+    constraint: str | None
+
+
+def generate(options: QueriesGenerateOptions) -> Pool:
+    """Write queries for the passages of a collection, some drawn at random, some searched under a constraint.
+
+    A drawn query depends on the seed, its passage and its number there alone, not on what else is in the batch. Blank
+    queries, repeats for the same passage (upper and lower case aside) and drawn ones without an end are left out and
+    counted; so are passages without a text. A killed run goes on after its last finished shard, to the same bytes.
+
+    Returns:
+        A folder in BEIR's layout, `retrieval.queries.pool`: the passages, the queries with how they came about, and
+        ``qrels/train.tsv`` with each query's passage; and the counts.
+
+    Raises:
+        UserError: what reading the collection and loading the writer raise; a constraint that cannot be read or that
+            no text of these lengths meets; no passage with a text, or no query at all.
+    """
+    _check(options)
+    collection = open_collection(options.collection, options.format)
+    inputs = {"writer": identity(options.writer), "collection": collection.fingerprint()}
+    workspace = Workspace(options.output, KIND, config=result_config(options), inputs=inputs, resumable=True)
+    counts = Counts()
+    with workspace:
+        if workspace.done:
+            say(f"{options.output}: up to date")
+            return Pool(workspace.output, _counted(read_json(workspace.output / "counts.json")))
+        chosen, blank = _chosen(collection, options)
+        work = _Work(options, collection)
+        shards = []
+        with Meter("queries generate", len(chosen), "passages") as meter:
+            for number, passages in enumerate(batched(_these(collection, chosen), options.shard_size)):
+                file = workspace.scratch / _SHARD.format(number)
+                if not file.is_file():
+                    write_json(file, work.shard(passages, meter))
+                    fault_point("shard-written")
+                else:
+                    meter.advance(len(passages))
+                shards.append(file)
+                counts.add(_counted(read_json(file)["counts"]))
+        if not counts.queries:
+            raise UserError(f"no query was written: {Pool(workspace.output, counts)}", options.collection)
+        counts.left_out["passages without a text"] += blank
+        _write_pool(workspace.path, collection, shards)
+        write_json(workspace.path / "counts.json", asdict(counts))
+        workspace.commit({"queries": counts.queries, "passages": counts.passages, "collection": collection.name})
+    return Pool(workspace.output, counts)
+
+
+def _check(options: QueriesGenerateOptions) -> None:
+    if options.min_length > options.max_length:
+        raise UserError(f"--min_length {options.min_length} is more than --max_length {options.max_length}")
+    if options.constraint == _TERMS or options.constrained:
+        return
+    raise UserError("--constraint goes with --constrained above 0: the share of the queries that it holds for")
+
+
+def _chosen(collection: Collection, options: QueriesGenerateOptions) -> tuple[set[int], int]:
+    """Return the rows of the passages that are written for, and how many others have no text.
+
+    Raises:
+        UserError: no passage with a text.
+    """
+    total, rows = 0, []
+    for passage in collection.passages():
+        if not passage.is_blank:
+            rows.append(total)
+        total += 1
+    if not rows:
+        raise UserError(f"none of its {total:,} passages has a text", options.collection)
+    if options.passages is None or options.passages >= len(rows):
+        return set(rows), total - len(rows)
+    places = np.random.default_rng(options.seed).choice(len(rows), options.passages, replace=False)
+    return {rows[place] for place in places.tolist()}, 0
+
+
+def _these(collection: Collection, rows: set[int]) -> Iterator[Passage]:
+    return (passage for row, passage in enumerate(collection.passages()) if row in rows)
+
+
+class _Work:
+    """Writes the queries of one shard after the other."""
+
+    def __init__(self, options: QueriesGenerateOptions, collection: Collection) -> None:
+        self._options, self._collection = options, collection
+        self._searched = round(options.per_passage * options.constrained)
+        self._loaded: Writer | None = None
+        self._terms: KeyTerms | None = None
+        self._automaton = lru_cache(4096)(self._made)
+
+    def shard(self, passages: Sequence[Passage], meter: Meter) -> dict[str, Any]:
+        """Return a shard as JSON: queries in the order of the passages, and the counts."""
+        counts = Counts(passages=len(passages))
+        lines = []
+        size = max(1, self._options.batch_size // self._options.per_passage)
+        for block in batched(passages, size):
+            for one in self._kept(self._written(block), counts):
+                lines.append(one.line)
+            meter.advance(len(block))
+        counts.queries = len(lines)
+        return {"queries": lines, "counts": asdict(counts)}
+
+    @property
+    def _writer(self) -> Writer:
+        """The model, loaded when the first shard is written: a run that only finishes needs none."""
+        if self._loaded is None:
+            from retrieval.queries.writers import load_writer
+
+            options = self._options
+            self._loaded = load_writer(
+                options.writer,
+                device=options.device,
+                passage_max_length=options.passage_max_length,
+                prompt=options.prompt,
+            )
+        return self._loaded
+
+    def _written(self, passages: Sequence[Passage]) -> Iterator[tuple[_Wanted, Hypothesis | None]]:
+        """Yield what was written for each passage: searched queries before drawn ones."""
+        searched = [wanted for passage in passages for wanted in self._under_constraints(passage)]
+        of_passage = Counter(wanted.passage.id for wanted in searched)
+        drawn = [
+            _Wanted(passage, number, None)
+            for passage in passages
+            for number in range(of_passage[passage.id], self._options.per_passage)
+        ]
+        found = zip(chain(searched, drawn), chain(self._search(searched), self._draw(drawn)), strict=True)
+        place = {passage.id: number for number, passage in enumerate(passages)}
+        yield from sorted(found, key=lambda pair: (place[pair[0].passage.id], pair[0].number))
+
+    def _under_constraints(self, passage: Passage) -> list[_Wanted]:
+        """Return the searched queries of a passage; fewer where it has too few key terms."""
+        options = self._options
+        if not self._searched:
+            return []
+        if options.constraint != _TERMS:
+            return [_Wanted(passage, number, options.constraint) for number in range(self._searched)]
+        if self._terms is None:
+            self._terms = KeyTerms(self._collection.passages())
+        terms = [known for term in self._terms.of(passage) if (known := self._spelt(term))]
+        expressions = constraints(terms, options.terms, self._searched)
+        return [_Wanted(passage, number, expression) for number, expression in enumerate(expressions)]
+
+    def _spelt(self, term: KeyTerm) -> KeyTerm | None:
+        """Return a term with those of its forms that the writer's tokens can spell, in time."""
+        most = self._options.max_length // self._options.terms
+        forms = []
+        for form in term.forms:
+            try:
+                ways = self._writer.pieces.cuts(form)
+            except UserError:
+                continue
+            if min(map(len, ways)) <= most:
+                forms.append(form)
+        return term._replace(forms=tuple(forms)) if forms else None
+
+    def _draw(self, wanted: Sequence[_Wanted]) -> Iterable[Hypothesis]:
+        from condenser.decoding.sampling import SampleSettings, sample
+
+        if not wanted:
+            return []
+        options, writer = self._options, self._writer
+        settings = SampleSettings(
+            end=writer.end,
+            max_length=options.max_length,
+            min_length=options.min_length,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            forbidden=writer.forbidden,
+        )
+        return sample(self._bound(wanted), settings, [_seed(options.seed, one) for one in wanted])
+
+    def _search(self, wanted: Sequence[_Wanted]) -> Iterable[Hypothesis | None]:
+        """Return the best text under each constraint; of one expression for several queries the best so many."""
+        from condenser.decoding.constrained import constrained_search
+        from condenser.decoding.hypotheses import SearchSettings
+
+        if not wanted:
+            return []
+        options, writer = self._options, self._writer
+        alone = options.constraint == _TERMS  # each query has a constraint of its own
+        inputs = [one for one in wanted if alone or one.number == 0]
+        n_best = 1 if alone else self._searched
+        settings = SearchSettings(
+            end=writer.end,
+            beam=max(options.beam, n_best),
+            n_best=n_best,
+            max_length=options.max_length,
+            min_length=options.min_length,
+            length_exponent=options.length_exponent,
+            forbidden=writer.forbidden,
+        )
+        automata = [self._automaton(str(one.constraint)) for one in inputs]
+        outcomes = constrained_search(self._bound(inputs), automata, settings)
+        found: list[Hypothesis | None] = []
+        for outcome in outcomes:
+            found += [*outcome.hypotheses, *[None] * (n_best - len(outcome.hypotheses))]
+        return found
+
+    def _bound(self, wanted: Sequence[_Wanted]) -> Any:
+        """Return the writer as it has read each query's passage, each passage once."""
+        from condenser.decoding.generators import Repeated
+
+        rows: dict[str, int] = {}
+        passages = []
+        for one in wanted:
+            if one.passage.id not in rows:
+                rows[one.passage.id] = len(passages)
+                passages.append(one.passage)
+        return Repeated(self._writer.generator(passages), [rows[one.passage.id] for one in wanted])
+
+    def _made(self, expression: str) -> Automaton:
+        from condenser.decoding.expressions import automaton_of
+
+        return automaton_of(expression, self._writer.pieces)
+
+    def _kept(self, written: Iterable[tuple[_Wanted, Hypothesis | None]], counts: Counts) -> Iterator[Written]:
+        """Yield the queries that are kept, and count the others by the reason."""
+        options = self._options
+        seen: set[tuple[str, str]] = set()
+        for wanted, found in written:
+            if found is None:
+                counts.left_out["searches that ended without a text"] += 1
+                continue
+            text = self._writer.text(found.tokens)
+            key = (wanted.passage.id, folded(text))
+            if not found.finished:
+                counts.left_out[f"drawn queries without an end after {options.max_length} tokens"] += 1
+            elif not text.strip():
+                counts.left_out["blank queries"] += 1
+            elif key in seen:
+                counts.left_out["repeats for the same passage"] += 1
+            else:
+                seen.add(key)
+                yield Written(
+                    id=f"{wanted.passage.id}-g{wanted.number}",
+                    text=text,
+                    passage_id=wanted.passage.id,
+                    decoder=self._decoder(wanted),
+                    constraint=wanted.constraint,
+                    log_prob=float(found.log_prob),
+                    tokens=len(found.tokens) + 1,
+                )
+
+    def _decoder(self, wanted: _Wanted) -> dict[str, Any]:
+        options = self._options
+        if wanted.constraint is not None:
+            return {"mode": "constrained", "beam": options.beam, "length_exponent": options.length_exponent}
+        settings = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
+        return {"mode": "sample", **settings, "seed": _seed(options.seed, wanted)}
+
+
+def _seed(seed: int, wanted: _Wanted) -> int:
+    """Return the seed of one drawn query: below 2^53, so that every reader of JSON keeps it."""
+    return hash64(f"{seed} {wanted.passage.id} {wanted.number}") >> 11
+
+
+def _counted(found: dict[str, Any]) -> Counts:
+    return Counts(found["passages"], found["queries"], Counter(found["left_out"]))
+
+
+def _write_pool(folder: Path, collection: Collection, shards: Sequence[Path]) -> None:
+    """Put the shards together, and write judgements and passages beside them."""
+    with atomic_write(folder / QUERIES) as stream:
+        for shard in shards:
+            stream.writelines(read_json(shard)["queries"])
+    pairs: list[tuple[str, str]] = []
+    texts: Counter[int] = Counter()
+    for one in written_in(folder / QUERIES):
+        pairs.append((one.id, one.passage_id))
+        texts[hash64(folded(one.text))] += 1
+    write_qrels(folder, pairs)
+    write_corpus(collection, folder)
+    shared = sum(count for count in texts.values() if count > 1)
+    if shared:
+        warn(f"{shared:,} queries have a text that was written for several passages (filter by: passages == 1)")
