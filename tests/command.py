@@ -28,7 +28,7 @@ def start(
         if value not in (None, []):
             values = value if isinstance(value, list) else [value]
             words += [f"--{field.name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in values)]
-    command = [sys.executable, "-m", "retrieval.cli", verb, *words]
+    command = [sys.executable, "-m", "retrieval.cli", *verb.split(), *words]
     if processes > 1:
         together = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         command = [sys.executable, "-m", *together, *command[1:]]

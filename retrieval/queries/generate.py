@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -47,6 +47,15 @@ class Counts:
         self.passages += other.passages
         self.queries += other.queries
         self.left_out += other.left_out
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `of_json` reads."""
+        return {"passages": self.passages, "queries": self.queries, "left_out": dict(self.left_out)}
+
+    @classmethod
+    def of_json(cls, found: dict[str, Any]) -> Counts:
+        """Read what `as_json` returned."""
+        return cls(found["passages"], found["queries"], Counter(found["left_out"]))
 
 
 @dataclass
@@ -94,7 +103,7 @@ def generate(options: QueriesGenerateOptions) -> Pool:
     with workspace:
         if workspace.done:
             say(f"{options.output}: up to date")
-            return Pool(workspace.output, _counted(read_json(workspace.output / "counts.json")))
+            return Pool(workspace.output, Counts.of_json(read_json(workspace.output / "counts.json")))
         chosen, blank = _chosen(collection, options)
         work = _Work(options, collection)
         shards = []
@@ -107,12 +116,12 @@ def generate(options: QueriesGenerateOptions) -> Pool:
                 else:
                     meter.advance(len(passages))
                 shards.append(file)
-                counts.add(_counted(read_json(file)["counts"]))
+                counts.add(Counts.of_json(read_json(file)["counts"]))
         if not counts.queries:
             raise UserError(f"no query was written: {Pool(workspace.output, counts)}", options.collection)
         counts.left_out["passages without a text"] += blank
         _write_pool(workspace.path, collection, shards)
-        write_json(workspace.path / "counts.json", asdict(counts))
+        write_json(workspace.path / "counts.json", counts.as_json())
         workspace.commit({"queries": counts.queries, "passages": counts.passages, "collection": collection.name})
     return Pool(workspace.output, counts)
 
@@ -168,7 +177,7 @@ class _Work:
                 lines.append(one.line)
             meter.advance(len(block))
         counts.queries = len(lines)
-        return {"queries": lines, "counts": asdict(counts)}
+        return {"queries": lines, "counts": counts.as_json()}
 
     @property
     def _writer(self) -> Writer:
@@ -324,10 +333,6 @@ class _Work:
 def _seed(seed: int, wanted: _Wanted) -> int:
     """Return the seed of one drawn query: below 2^53, so that every reader of JSON keeps it."""
     return hash64(f"{seed} {wanted.passage.id} {wanted.number}") >> 11
-
-
-def _counted(found: dict[str, Any]) -> Counts:
-    return Counts(found["passages"], found["queries"], Counter(found["left_out"]))
 
 
 def _write_pool(folder: Path, collection: Collection, shards: Sequence[Path]) -> None:

@@ -10,14 +10,14 @@ from itertools import combinations, islice
 from typing import NamedTuple
 
 import Stemmer
-from bm25s.stopwords import STOPWORDS_EN
+from bm25s.stopwords import STOPWORDS_EN_PLUS
 
 from condenser.talk import track
 from retrieval.records import Passage
 
 _WORD = re.compile(r"[^\W\d_](?:[\w'-]*\w)?")
 _SHORTEST = 3
-_STOP_WORDS = frozenset(STOPWORDS_EN)
+_STOP_WORDS = frozenset(STOPWORDS_EN_PLUS)
 
 
 class KeyTerm(NamedTuple):
