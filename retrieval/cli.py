@@ -116,6 +116,11 @@ VERBS: dict[str, Verb] = {
         "retrieval.queries.filter:filter_queries",
         positional=("queries",),
     ),
+    "queries label": Verb(
+        "queries with mined negatives to a cross-encoder's scores and margins",
+        "retrieval.queries.options:QueriesLabelOptions",
+        "retrieval.queries.label:label",
+    ),
     "mine": Verb("a search's wrong hits to hard negatives", "retrieval.options:MineOptions", "retrieval.mine:mine"),
     "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
     "index": Verb("vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index:build_index"),
@@ -138,6 +143,12 @@ VERBS: dict[str, Verb] = {
         "retrieval.options:RecipeOptions",
         "retrieval.recipe:recipe",
         positional=("recipe",),
+    ),
+    "adapt": Verb(
+        "a retriever for a corpus without judgements",
+        "retrieval.adapt_options:AdaptOptions",
+        "retrieval.adapt:adapt",
+        positional=("corpus",),
     ),
     "quickstart": Verb(
         "the whole chain on embedded data", "retrieval.options:QuickstartOptions", "retrieval.quickstart:quickstart"

@@ -21,8 +21,8 @@ from retrieval.cli import VERBS, load
 from retrieval.collections import open_collection
 
 # Verbs that make a file: no manifest says what it was made from.
-_MAKE_FILES = ("bm25", "search", "mine", "rerank", "fuse")
-_SOURCES = ("index", "encoder", "model", "run", "runs", "cross_encoder")
+_MAKE_FILES = ("bm25", "search", "mine", "rerank", "fuse", "queries score")
+_SOURCES = ("index", "encoder", "model", "run", "runs", "cross_encoder", "queries", "writer", "electric")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _run(stage: Stage) -> None:
         return
     stamp = stage.made.with_suffix(".stamp.json")
     wanted = {"verb": stage.verb, "options": plain(dataclasses.asdict(stage.options))}
-    if stage.options.collection is not None:
+    if getattr(stage.options, "collection", None) is not None:
         wanted["collection"] = open_collection(stage.options.collection).fingerprint()
     for name in _SOURCES:
         if sources := getattr(stage.options, name, None):
@@ -81,6 +81,7 @@ def _release_memory() -> None:
 
 def command_line(stage: Stage) -> str:
     """Return the command that runs a stage, with the options that differ from their defaults."""
+    positional = VERBS[stage.verb].positional
     words = ["condenser", *stage.verb.split()]
     for field in dataclasses.fields(stage.options):
         value = getattr(stage.options, field.name)
@@ -88,5 +89,6 @@ def command_line(stage: Stage) -> str:
         if value == default:
             continue
         values = value if isinstance(value, list) else [value]
-        words += [f"--{field.name}", *(str(v).lower() if isinstance(v, bool) else str(v) for v in values)]
+        words += [] if field.name in positional else [f"--{field.name.rstrip('_')}"]
+        words += [str(one).lower() if isinstance(one, bool) else str(one) for one in values]
     return shlex.join(words)

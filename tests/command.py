@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from retrieval.stages import Stage, command_line
 
 
 def start(
@@ -17,18 +19,13 @@ def start(
 
     Args:
         verb: what to run.
-        options: the verb's dataclass; options that are None are left out.
+        options: the verb's dataclass.
         processes: more than one train together.
         limit: the most bytes that a file may have.
         variables: environment variables.
     """
-    words = []
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if value not in (None, []):
-            values = value if isinstance(value, list) else [value]
-            words += [f"--{field.name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in values)]
-    command = [sys.executable, "-m", "retrieval.cli", *verb.split(), *words]
+    words = shlex.split(command_line(Stage(verb, options)))[1:]
+    command = [sys.executable, "-m", "retrieval.cli", *words]
     if processes > 1:
         together = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         command = [sys.executable, "-m", *together, *command[1:]]

@@ -115,15 +115,14 @@ class QueriesLabelOptions(Options):
     collection: str = source("queries with their passages: a folder made by `queries filter`, or any collection")
     format: Format = option("auto", "how its files are to be read; auto looks at them")
     split: str = option("train", "whose queries are labelled")
-    negatives_file: list[str] = source(
-        "files of `condenser mine`, one or more: their names are the miners'", default=[]
-    )
+    negatives_file: list[str] = source("files of `condenser mine`, one or more: their names are the miners'")
     cross_encoder: str = source("folder or hub name: made by `finetune --cross_encoder`, or any classifier of pairs")
     max_negatives: int = option(50, "negatives of each query that are scored, of each file", minimum=1)
     max_length: int | None = option(None, "longest pair in tokens; default: as the model says, 512 at most", minimum=8)
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
         "auto", "type to compute in; auto: bfloat16 on a GPU that has it, else float32"
     )
+    seed: int = seed_of("the order of gpl-training-data.tsv")
     output: str = output("folder to write, in BEIR's layout")
     device: Device = option("auto", "where to compute", shapes_result=False)
     batch_tokens: int | None = option(

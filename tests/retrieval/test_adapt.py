@@ -1,0 +1,134 @@
+"""The verb `adapt`: a toy chain from a corpus without judgements to an index, its arms, and the same after a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from condenser.errors import UserError
+from retrieval.adapt import Adapted, Amounts, Chain, adapt
+from retrieval.adapt_options import AdaptOptions
+from retrieval.cli import main, parse_options
+from retrieval.index import Index
+from retrieval.queries.pool import read_written
+from tests.command import start
+from tests.folders import assert_same_files
+
+NOUNS = ["river", "bank", "heart", "blood", "cat", "dog", "king", "queen"]
+WORDS = [f"{colour} {noun}" for colour in ("red", "green", "blue", "old", "new") for noun in NOUNS]
+
+
+def write_collection(folder: Path, text: str, splits: tuple[str, ...] = ()) -> str:
+    folder.mkdir()
+    corpus = [{"_id": f"p{i}", "title": word, "text": text.format(word)} for i, word in enumerate(WORDS)]
+    queries = [{"_id": f"q{i}", "text": f"what is a {word}"} for i, word in enumerate(WORDS)]
+    for name, records in (("corpus", corpus), *([("queries", queries)] if splits else [])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    for split in splits:
+        (folder / "qrels").mkdir(exist_ok=True)
+        lines = "".join(f"q{i}\tp{i}\t1\n" for i in range(len(WORDS)))
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("labelled") / "labelled"
+    return write_collection(folder, "a {0} runs and another {0} sings in the city", ("train", "dev"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_collection(
+        tmp_path_factory.mktemp("corpus") / "corpus",
+        "The {0} is in the city of water and fish. The {0} runs and sings to a doctor and a bird.",
+    )
+
+
+def options_for(corpus: str, labelled: str, tiny_bert: Path, output: Path, **others: Any) -> AdaptOptions:
+    settings: dict[str, Any] = {"budget": 0.2, "max_length": 24, "batch_size": 4, "roundtrip": 40, "device": "cpu"}
+    return AdaptOptions(
+        corpus=corpus, labelled=labelled, init=str(tiny_bert), output=str(output), **(settings | others)
+    )
+
+
+@pytest.mark.slow
+def test_the_chain_goes_on_after_a_kill_to_the_same_files(
+    corpus: str, labelled: str, tiny_bert: Path, tmp_path: Path
+) -> None:
+    options = options_for(corpus, labelled, tiny_bert, tmp_path / "out")
+    killed = start("adapt", options, CONDENSER_FAULT="shard-written")
+    killed.communicate(timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "out" / "writer").is_dir() and not (tmp_path / "out" / "queries").exists()
+    adapted = adapt(options)
+    assert isinstance(adapted, Adapted) and adapted.rows == []
+    straight = adapt(dataclasses.replace(options, output=str(tmp_path / "straight")))
+    assert isinstance(straight, Adapted)
+    for name in ("queries", "kept", "encoder"):
+        assert_same_files(tmp_path / "out" / name, tmp_path / "straight" / name)
+    assert len(Index.load(tmp_path / "out" / "index")) == len(WORDS)
+    kept = list(read_written(tmp_path / "out" / "kept"))
+    assert 0 < len(kept) < len(list(read_written(tmp_path / "out" / "queries")))
+    assert "/encoder" in str(adapted) and "condenser queries filter" in str(adapted)
+
+
+def test_a_given_retriever_and_judges_leave_their_stages_out(
+    corpus: str, labelled: str, tiny_bert: Path, tmp_path: Path
+) -> None:
+    given = {"retriever": "R", "writer": "W", "electric": "E", "cross_encoder": "C"}
+    options = options_for(corpus, labelled, tiny_bert, tmp_path / "out", **given)
+    verbs = [stage.verb for stage in Chain.of(options).stages()[0]]
+    judged = ["queries generate", "queries score", "queries filter", "mine", "queries label"]
+    assert verbs == [*judged, "finetune", "encode", "index"]
+    assert not Chain.of(options).learns_from_source
+    plain = dataclasses.replace(options, gain=False, roundtrip=0, labels=False, constrained=0.0)
+    stages = Chain.of(plain).stages()[0]
+    assert [stage.verb for stage in stages] == [
+        "queries generate",
+        "queries filter",
+        "mine",
+        "finetune",
+        "encode",
+        "index",
+    ]
+    assert stages[1].options.keep is None and stages[3].options.loss == "softmax"
+
+
+def test_printed_commands_are_those_that_run(corpus: str, labelled: str, tiny_bert: Path, tmp_path: Path) -> None:
+    options = options_for(corpus, labelled, tiny_bert, tmp_path / "out", dry_run=True, measure="test")
+    printed = str(adapt(options)).splitlines()
+    stages, measured = Chain.of(options).stages()
+    assert len(printed) == len(stages) and list(measured) == ["before", "after"]
+    for line, stage in zip(printed, stages, strict=True):
+        words = shlex.split(line)
+        assert words[0] == "condenser"
+        assert parse_options(stage.verb, words[1 + len(stage.verb.split()) :]) == stage.options
+    assert not (tmp_path / "out").exists()
+
+
+def test_amounts_scale_with_the_budget() -> None:
+    assert Amounts.within(60.0) == Amounts()
+    assert Amounts.within(120.0).passages == 2 * Amounts().passages
+    assert min(dataclasses.astuple(Amounts.within(0.001))) == 2
+
+
+def test_what_is_missing_is_told_before_anything_runs(
+    corpus: str, labelled: str, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = options_for(corpus, labelled, tiny_bert, tmp_path / "out")
+    with pytest.raises(UserError, match="no judgements for split 'test'"):
+        adapt(dataclasses.replace(options, measure="test"))
+    with pytest.raises(UserError, match="no judgements for split 'train'"):
+        adapt(dataclasses.replace(options, labelled=corpus))
+    with pytest.raises(UserError, match="no such folder"):
+        adapt(dataclasses.replace(options, init=str(tmp_path / "nothing")))
+    assert main(["adapt", corpus, "--output", str(tmp_path / "out"), "--budgt", "3"]) == 2
+    assert "did you mean --budget?" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
