@@ -30,7 +30,7 @@ _WORDS = {
 # CPU seconds of one thread for a span, pair or passage of at most 64 tokens with MiniLM-L6, and for a stage to begin;
 # measured on a 2-core Intel Xeon virtual machine with much other work beside it.
 SECONDS = {"mlm": 0.040, "condenser": 0.065, "pair": 0.052, "passage": 0.009, "draw": 0.012, "start": 4.0}
-# How many times as fast a CPU with AMX is in bfloat16, by the same measure.
+# How many times as fast a CPU with AMX is in bfloat16, by the same measure. Time goes with the tokens, nearly.
 HALF = {"training": 1.4, "encoding": 2.7}
 
 
@@ -180,6 +180,7 @@ def reckoned(settings: Settings, arm: str, percent: int, made: set[str]) -> floa
         return 0.0
     half = settings.mixed_precision != "no"
     training, encoding = (HALF["training"], HALF["encoding"]) if half else (1.0, 1.0)
+    training, encoding = (one * 64 / settings.max_length for one in (training, encoding))
     seconds = settings.finetune_steps[percent] * settings.finetune_batch * SECONDS["pair"] / training
     seconds += settings.pool_passages * SECONDS["passage"] / encoding + SECONDS["start"]
     spans = settings.first_steps * settings.first_spans, 2 * settings.second_steps * settings.second_documents
