@@ -189,8 +189,8 @@ def _report(
     columns: Columns,
     selection: Selection,
 ) -> str:
-    asked: dict[str, Any] = {"keep": options.keep, "per_passage": options.per_passage}
-    asked |= {"max_queries": options.max_queries}
+    keep = options.keep and " ".join(options.keep.split())
+    asked: dict[str, Any] = {"keep": keep, "per_passage": options.per_passage, "max_queries": options.max_queries}
     if options.per_passage is not None or options.max_queries is not None:
         asked["by"] = options.by
     rng = np.random.default_rng(options.seed)
