@@ -56,7 +56,9 @@ def main(words: list[str]) -> int:
         return max([subprocess.call([python, "-m", *step, *words[1:]], cwd=ROOT) for step in steps])
     if words[0] in ("test", "lowest"):
         os.chdir(ROOT)
-        os.execv(python, [python, "-m", "pytest", *words[1:]])
+        # one process for each core; a later -n of the caller's wins
+        cores = str(min(8, len(os.sched_getaffinity(0))))
+        os.execv(python, [python, "-m", "pytest", "-n", cores, "--dist", "worksteal", *words[1:]])
     os.execv(python, [python, "-m", "retrieval.cli", *words])
 
 
