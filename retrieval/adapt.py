@@ -127,14 +127,16 @@ class Chain:
         options: see `AdaptOptions`.
         amounts: how much each stage does.
         init: the weights that everything starts from.
-        root: folder of what does not depend on how queries are chosen: arms of a study share it.
-        arm: folder of what does.
+        root: folder of what does not depend on the written queries: arms of a study share it.
+        pool: folder of the written queries and their figures.
+        arm: folder of what depends on which of them are kept.
     """
 
     options: AdaptOptions
     amounts: Amounts
     init: str
     root: Path
+    pool: Path
     arm: Path
 
     @classmethod
@@ -146,7 +148,7 @@ class Chain:
         root = Path(options.output)
         needs_weights = options.retriever is None or (options.gain and options.electric is None) or options.labels
         init = options.init or (default_weights() if needs_weights else "")
-        return cls(options, amounts, init, root, root)
+        return cls(options, amounts, init, root, root, root)
 
     @property
     def learns_from_source(self) -> bool:
@@ -268,7 +270,7 @@ class Chain:
             passage_max_length=options.max_length,
             seed=options.seed,
             device=options.device,
-            output=str(self.arm / "queries"),
+            output=str(self.pool / "queries"),
         )
         return [Stage("queries generate", generate)]
 
@@ -293,12 +295,12 @@ class Chain:
         if not judges:
             return []
         score = QueriesScoreOptions(
-            queries=str(self.arm / "queries"),
+            queries=str(self.pool / "queries"),
             with_=",".join(judges),
             electric=(options.electric or str(self.root / "electric")) if options.gain else None,
             encoder=self.start if options.roundtrip else None,
             device=options.device,
-            output=str(self.arm / "scores.jsonl"),
+            output=str(self.pool / "scores.jsonl"),
         )
         return [Stage("queries score", score)]
 
@@ -308,8 +310,8 @@ class Chain:
         wanted = ["gain >= q0.5"] if options.gain else []
         wanted += [f"roundtrip <= {options.roundtrip}"] if options.roundtrip else []
         keep = QueriesFilterOptions(
-            queries=str(self.arm / "queries"),
-            scores=[str(self.arm / "scores.jsonl")] if wanted else [],
+            queries=str(self.pool / "queries"),
+            scores=[str(self.pool / "scores.jsonl")] if wanted else [],
             keep=" and ".join(wanted) or None,
             seed=options.seed,
             output=str(self.arm / "kept"),
