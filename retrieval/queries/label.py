@@ -112,9 +112,8 @@ def label(options: QueriesLabelOptions) -> Path:
             return workspace.output
         model, length = options.cross_encoder, options.max_length
         judge = CrossEncoder.load(model, device=options.device, max_length=length, dtype=dtype)
-        scorer = PairScorer(
-            judge, _Texts(queries), collection.lookup(), workspace.scratch, options.batch_tokens
-        )  # fmt: skip
+        texts = {task.query_id: queries[task.query_id].text for task in tasks}
+        scorer = PairScorer(judge, texts, collection.lookup(), workspace.scratch, options.batch_tokens)
         scores, pairs, cut = [], 0, 0
         with Meter("queries label", sum(len(task.asked) for task in tasks), "pairs") as meter:
             for _, own, too_long in scorer.score(tasks, meter):
@@ -134,7 +133,9 @@ def label(options: QueriesLabelOptions) -> Path:
             "collection": options.collection,
         }
         output = workspace.commit(facts)
-    say(f"labelled {len(tasks):,} queries, {pairs:,} pairs, {cut:,} of them cut to fit {judge.config.max_length} tokens")
+    say(
+        f"labelled {len(tasks):,} queries, {pairs:,} pairs, {cut:,} of them cut to fit {judge.config.max_length} tokens"
+    )
     return output
 
 
@@ -206,22 +207,6 @@ def _tell_left_out(left_out: _LeftOut, kept: int, options: QueriesLabelOptions) 
         warn(f"left out {left_out.positives_among_negatives:,} negatives that are judged positives of their query")
 
 
-class _Texts(Mapping[str, str]):
-    """The texts of queries by id."""
-
-    def __init__(self, queries: Mapping[str, Query]) -> None:
-        self._queries = queries
-
-    def __getitem__(self, query_id: str) -> str:
-        return self._queries[query_id].text
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._queries)
-
-    def __len__(self) -> int:
-        return len(self._queries)
-
-
 def _write(
     folder: Path,
     collection: Collection,
@@ -243,7 +228,9 @@ def _write(
         stream.writelines(_line({"query_id": task.query_id, "negatives": task.all_negatives}) for task in tasks)
     with atomic_write(folder / f"scores/{split}.tsv") as stream:
         for task, own in zip(tasks, scores, strict=True):
-            stream.writelines(f"{task.query_id}\t{one}\t{score!s}\n" for one, score in zip(task.asked, own, strict=True))
+            stream.writelines(
+                f"{task.query_id}\t{one}\t{score!s}\n" for one, score in zip(task.asked, own, strict=True)
+            )
     with atomic_write(folder / HARD_NEGATIVES) as stream:
         for task in tasks:
             stream.write(_line({"qid": task.query_id, "pos": list(task.positives), "neg": task.negatives}))
@@ -251,9 +238,7 @@ def _write(
         stream.writelines(_margins(tasks, scores, options.seed))
 
 
-def _query_lines(
-    collection: Collection, split: str, queries: Mapping[str, Query], kept: set[str]
-) -> Iterator[str]:
+def _query_lines(collection: Collection, split: str, queries: Mapping[str, Query], kept: set[str]) -> Iterator[str]:
     """Yield the lines of the kept queries: as they stand where they stand in one file of JSON lines."""
     layout = collection.layout if isinstance(collection, FileCollection) else None
     files = [] if layout is None else [layout.queries[split]] if split in layout.queries else [*layout.queries.values()]

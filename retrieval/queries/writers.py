@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from condenser.corpus.tokens import load_tokenizer
-from condenser.decoding.generators import CausalModel, Generator, Recurrent, SequenceToSequence
+from condenser.decoding.generators import CausalModel, Generator, Recurrent, Repeated, SequenceToSequence
 from condenser.decoding.pieces import Pieces, pieces_of
 from condenser.errors import UserError, first_line
 from condenser.hub import local_folder, position_limit, quiet_transformers
@@ -65,7 +65,8 @@ class Writer(ABC):
         """
         rows = self.tokenizer(list(queries), add_special_tokens=False)["input_ids"]
         rows = [[*row, self.end] for row in rows]
-        generator = self.generator(passages)
+        places = {one: place for place, one in enumerate(dict.fromkeys(passages))}  # each is read once
+        generator = Repeated(self.generator(list(places)), [places[one] for one in passages])
         log_probs, state = generator.start()
         sums = [0.0] * len(rows)
         live = list(range(len(rows)))
