@@ -22,7 +22,7 @@ from condenser.corpus.streams import (
     stored_documents,
     text_frame,
 )
-from condenser.corpus.tokens import TokenStore, load_tokenizer
+from condenser.corpus.tokens import TokenStore, load_tokenizer, no_text
 from condenser.corpus.wordvectors import read_word_vectors
 from condenser.decoding.generators import Recurrent
 from condenser.decoding.sampling import SampleSettings, sample
@@ -238,7 +238,7 @@ def sample_texts(options: LmSampleOptions) -> str:
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
-        forbidden=tuple(sorted(set(tokenizer.all_special_ids) - {frame.end})),
+        forbidden=tuple(sorted(no_text(tokenizer) - {frame.end})),
     )
     lines = []
     for start in range(0, options.count, _TEXTS_AT_ONCE):

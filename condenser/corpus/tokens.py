@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOKENS_FILE = "tokens.arrow"
+_FREE_PLACE = re.compile(r"\[unused\d+\]|<extra_id_\d+>|<unused\d+>")
 _COLUMNS = ["id", "ids", "word_starts"]
 
 
@@ -64,6 +66,13 @@ def bare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer:
     engine.no_truncation()
     engine.no_padding()
     return engine
+
+
+def no_text(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the tokens that are no piece of a text: special ones, and places kept free for some use later."""
+    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    free = {number for name, number in tokenizer.get_vocab().items() if _FREE_PLACE.fullmatch(name)}
+    return added | set(tokenizer.all_special_ids) | free
 
 
 def require_words(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from condenser.corpus.tokens import bare_tokenizer
+from condenser.corpus.tokens import bare_tokenizer, no_text
 from condenser.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,14 +78,13 @@ def pieces_of(tokenizer: PreTrainedTokenizerBase) -> Pieces:
         UserError: it joins its tokens in another way than those in `Pieces`.
     """
     names = {number: name for name, number in tokenizer.get_vocab().items()}
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    special |= set(tokenizer.all_special_ids)
+    textless = no_text(tokenizer)
     engine = bare_tokenizer(tokenizer)
     texts, inner = [], []
     decoder = json.loads(engine.to_str())["decoder"] or {"type": "Blank"}
     to_text = _text_of(decoder, str(tokenizer.name_or_path))
     for number in range(max(names) + 1):
-        text = "" if number in special or number not in names else to_text(names[number])
+        text = "" if number in textless or number not in names else to_text(names[number])
         texts.append(text)
         inner.append(decoder["type"] == "WordPiece" and names.get(number, "").startswith(decoder["prefix"]))
     goes_on = np.array([bool(text) and (inside or in_word(text[0])) for text, inside in zip(texts, inner, strict=True)])

@@ -282,7 +282,7 @@ class _Work:
         from condenser.decoding.generators import Repeated
 
         rows: dict[str, int] = {}
-        passages = []
+        passages: list[Passage] = []
         for one in wanted:
             if one.passage.id not in rows:
                 rows[one.passage.id] = len(passages)

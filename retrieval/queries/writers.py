@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from condenser.corpus.tokens import load_tokenizer
+from condenser.corpus.tokens import load_tokenizer, no_text
 from condenser.decoding.generators import CausalModel, Generator, Recurrent, Repeated, SequenceToSequence
 from condenser.decoding.pieces import Pieces, pieces_of
 from condenser.errors import UserError, first_line
@@ -22,8 +21,6 @@ from condenser.weights import check_config, check_weights
 from retrieval.encoder_files import fill_template
 from retrieval.query_writer import passage_text
 from retrieval.records import Passage
-
-_PLACEHOLDER = re.compile(r"\[unused\d+\]|<extra_id_\d+>|<unused\d+>")
 
 
 class Writer(ABC):
@@ -38,9 +35,7 @@ class Writer(ABC):
 
     def __init__(self, tokenizer: Any, end: int, device: torch.device) -> None:
         self.tokenizer, self.end, self.device = tokenizer, end, device
-        names = tokenizer.get_vocab()
-        no_text = {number for name, number in names.items() if _PLACEHOLDER.fullmatch(name)}
-        self.forbidden = tuple(sorted((no_text | set(tokenizer.all_special_ids)) - {end}))
+        self.forbidden = tuple(sorted(no_text(tokenizer) - {end}))
         self._pieces: Pieces | None = None
 
     @property

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from pathlib import Path
 
 import pytest
+from transformers import BertTokenizer
 
 from condenser.decoding.expressions import automaton_of
 from condenser.decoding.phrases import any_phrase, any_spelling
@@ -210,3 +212,11 @@ def test_a_tokenizer_of_another_kind_is_refused(tokenizers_by_kind) -> None:  # 
             pieces_of(tokenizer)
     finally:
         tokenizer.backend_tokenizer.decoder = None
+
+
+def test_places_that_a_vocabulary_keeps_free_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "unused"])
+    )
+    pieces = pieces_of(BertTokenizer(str(tmp_path / "vocab.txt")))
+    assert pieces.texts == ["", "", "", "", "", "", " unused"]
