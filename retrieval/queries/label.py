@@ -23,6 +23,7 @@ from retrieval.pair_scores import PairScorer
 from retrieval.passages import PassageStore, hash64
 from retrieval.queries.options import QueriesLabelOptions
 from retrieval.queries.pool import QUERIES, write_corpus
+from retrieval.readers import query_of
 from retrieval.records import Query
 from retrieval.sources import PACKED_SUFFIXES, json_suffix
 
@@ -251,8 +252,8 @@ def _query_lines(collection: Collection, split: str, queries: Mapping[str, Query
     for number, line in read_lines(files[0]):
         if not line.strip():
             continue
-        record = parse_record(line, f"{files[0]}:{number}")
-        if str(record.get("_id", record.get("id"))) in kept:
+        where = f"{files[0]}:{number}"
+        if query_of(parse_record(line, where), where).id in kept:
             yield f"{line}\n"
 
 

@@ -143,13 +143,26 @@ def test_the_folder_is_a_collection_that_training_takes_as_it_is(
     assert (trained / "model.safetensors").is_file()
 
 
-def test_other_splits_and_queries_that_are_no_json_lines(options: QueriesLabelOptions, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "kept"),
+    [
+        ("queries.tsv", "q0\triver\nq1\tbank\n", {"_id": "q0", "text": "river"}),
+        (
+            "queries.jsonl",
+            '{"qid": "q0", "query": "river"}\n\n{"qid": 1, "query": "x"}\n',
+            {"qid": "q0", "query": "river"},
+        ),
+    ],
+)
+def test_other_splits_and_ways_to_write_queries(
+    options: QueriesLabelOptions, tmp_path: Path, name: str, text: str, kept: dict[str, str]
+) -> None:
     source = tmp_path / "data"
     write(source, passages=PASSAGES, queries={}, train=[], dev=[("q0", "p0", 1)])
     (source / "queries.jsonl").unlink()
-    (source / "queries.tsv").write_text("q0\triver\nq1\tbank\n")
+    (source / name).write_text(text)
     folder = labelled(options, tmp_path / "out", collection=str(source), split="dev")
-    assert lines_of(folder / "queries.jsonl") == [{"_id": "q0", "text": "river"}]
+    assert lines_of(folder / "queries.jsonl") == [kept]
     assert (folder / "qrels" / "dev.tsv").read_text() == "query-id\tcorpus-id\tscore\nq0\tp0\t1\n"
     assert [*read_scores(folder / "scores" / "dev.tsv")["q0"]] == ["p0", "p5", "p6", "p7"]
     assert lines_of(folder / "negatives" / "dev.jsonl") == [{"query_id": "q0", "negatives": ["p5", "p6", "p7"]}]
