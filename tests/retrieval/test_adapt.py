@@ -23,6 +23,8 @@ from tests.folders import assert_same_files
 NOUNS = ["river", "bank", "heart", "blood", "cat", "dog", "king", "queen"]
 WORDS = [f"{colour} {noun}" for colour in ("red", "green", "blue", "old", "new") for noun in NOUNS]
 
+TEXT = "The {0} is in the city of water and fish. The {0} runs and sings to a doctor and a bird."
+
 
 def write_collection(folder: Path, text: str, splits: tuple[str, ...] = ()) -> str:
     folder.mkdir()
@@ -45,10 +47,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_collection(
-        tmp_path_factory.mktemp("corpus") / "corpus",
-        "The {0} is in the city of water and fish. The {0} runs and sings to a doctor and a bird.",
-    )
+    return write_collection(tmp_path_factory.mktemp("corpus") / "corpus", TEXT)
 
 
 def options_for(corpus: str, labelled: str, tiny_bert: Path, output: Path, **others: Any) -> AdaptOptions:

@@ -1,0 +1,49 @@
+"""The study of what each link of the chain adds, at toy length: cells are made once, and compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.retrieval.test_adapt import TEXT, write_collection
+
+ROOT = Path(__file__).parents[1]
+ARMS = ["bm25", "source", "sampled", "labels"]
+
+
+def study(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "adapt_study.py"), *map(str, words)]
+    return subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_arms_make_their_cells_once(tmp_path: Path, tiny_bert: Path) -> None:
+    target = write_collection(tmp_path / "target", TEXT, ("test",))
+    labelled = write_collection(tmp_path / "labelled", TEXT, ("train", "dev"))
+    words = ["--quick", "--target", target, "--labelled", labelled, "--init", tiny_bert, "--seeds", "1"]
+    words += ["--output", tmp_path / "results", "--work", tmp_path / "work", "--arms", *ARMS]
+    first = study(*words)
+    assert first.returncode == 0, first.stderr
+    names = {"target-bm25-0.json"} | {f"target-{arm}-1.json" for arm in ARMS[1:]}
+    assert {file.name for file in (tmp_path / "results").iterdir()} == names
+    cell = json.loads((tmp_path / "results" / "target-labels-1.json").read_text())
+    assert set(cell["test"]) == {"MRR@10", "nDCG@10", "R@100"}
+    assert 0 < cell["queries"]["kept"] < cell["queries"]["written"]
+    assert any(command.startswith("condenser queries label") for command in cell["commands"])
+    lines = [line.split() for line in first.stdout.splitlines()]
+    assert [line[0] for line in lines[1 : 1 + len(ARMS)]] == ARMS
+    pairs = [(line[0], line[2]) for line in lines[1 + len(ARMS) : -1]]
+    assert pairs == [("sampled", "source"), ("labels", "source"), ("labels", "bm25")]
+
+    (tmp_path / "results" / "target-labels-1.json").unlink()
+    again = study(*words)
+    assert again.stdout == first.stdout and "steps done" not in again.stderr
+    other = study(*words, "--bfloat16")
+    assert other.returncode == 2 and "was made with other settings" in other.stderr
