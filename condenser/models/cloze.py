@@ -12,6 +12,7 @@ from transformers import ElectraConfig, ElectraModel
 
 from condenser.models.electra import draw_tokens
 from condenser.models.half import at_least_float32
+from condenser.models.vocabulary_loss import cross_entropies
 
 # Logits that exist at one time: 64 MB in float32.
 CHUNK_LOGITS = 2**24
@@ -83,7 +84,7 @@ class TwoTowerCloze(nn.Module):
         """Return log q (n,) of a token at each position.
 
         The logits of a chunk of positions go before those of the next come, and come again in the backward pass:
-        those of all positions of a large batch would not fit into memory.
+        those of all positions of a large batch would not fit into memory. Those of a single chunk stay.
 
         Args:
             context: (n, embedding), from `forward`.
@@ -96,6 +97,8 @@ class TwoTowerCloze(nn.Module):
             return logits.gather(-1, wanted[:, None])[:, 0] - logits.logsumexp(-1)
 
         rows = max(1, chunk_logits // len(self.table))
+        if len(tokens) <= rows:
+            return -cross_entropies(context, self.table, self.cloze.output_bias, tokens)
         parts = [
             checkpoint(of_chunk, part, wanted, use_reentrant=False, preserve_rng_state=False)
             for part, wanted in zip(context.split(rows), tokens.split(rows), strict=True)
