@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from condenser.artifacts import Workspace, result_config
-from condenser.errors import UserError
+from condenser.artifacts import Workspace, refuse_overwriting, result_config
+from condenser.errors import RunFailed, UserError
 from condenser.faults import fault_point
 from condenser.files import atomic_write, read_json, write_json
 from condenser.manifest import identity
@@ -21,7 +21,7 @@ from condenser.talk import Meter, say, warn
 from retrieval.collections import Collection, open_collection
 from retrieval.passages import hash64
 from retrieval.queries.options import QueriesGenerateOptions
-from retrieval.queries.pool import KIND, QUERIES, Written, write_corpus, write_qrels, written_in
+from retrieval.queries.pool import KIND, QUERIES, Written, check_id, write_corpus, write_qrels, written_in
 from retrieval.queries.terms import KeyTerm, KeyTerms, constraints
 from retrieval.records import Passage, batched, folded
 
@@ -48,6 +48,11 @@ class Counts:
         self.queries += other.queries
         self.left_out += other.left_out
 
+    @property
+    def reasons(self) -> str:
+        """What was left out, and why."""
+        return ", ".join(f"{count:,} {why}" for why, count in self.left_out.items() if count)
+
     def as_json(self) -> dict[str, Any]:
         """Return what `of_json` reads."""
         return {"passages": self.passages, "queries": self.queries, "left_out": dict(self.left_out)}
@@ -68,8 +73,7 @@ class Pool:
     def __str__(self) -> str:
         counts = self.counts
         lines = [f"{self.output}: {counts.queries:,} queries for {counts.passages:,} passages"]
-        left_out = [f"{count:,} {why}" for why, count in counts.left_out.items() if count]
-        return "\n".join([*lines, *([f"left out: {', '.join(left_out)}"] if left_out else [])])
+        return "\n".join([*lines, *([f"left out: {counts.reasons}"] if counts.reasons else [])])
 
 
 class _Wanted(NamedTuple):
@@ -96,6 +100,7 @@ def generate(options: QueriesGenerateOptions) -> Pool:
             no text of these lengths meets; no passage with a text, or no query at all.
     """
     _check(options)
+    refuse_overwriting(options.output, options.collection, options.writer)
     collection = open_collection(options.collection, options.format)
     inputs = {"writer": identity(options.writer), "collection": collection.fingerprint()}
     workspace = Workspace(options.output, KIND, config=result_config(options), inputs=inputs, resumable=True)
@@ -118,7 +123,10 @@ def generate(options: QueriesGenerateOptions) -> Pool:
                 shards.append(file)
                 counts.add(Counts.of_json(read_json(file)["counts"]))
         if not counts.queries:
-            raise UserError(f"no query was written: {Pool(workspace.output, counts)}", options.collection)
+            for shard in shards:  # there is nothing in them to go on with, and other options should not find them
+                shard.unlink()
+            what = f"no query was written for {counts.passages:,} passages; left out: {counts.reasons}"
+            raise UserError(what, options.collection, "more --per_passage, or a greater --max_length")
         counts.left_out["passages without a text"] += blank
         _write_pool(workspace.path, collection, shards)
         write_json(workspace.path / "counts.json", counts.as_json())
@@ -138,10 +146,11 @@ def _chosen(collection: Collection, options: QueriesGenerateOptions) -> tuple[se
     """Return the rows of the passages that are written for, and how many others have no text.
 
     Raises:
-        UserError: no passage with a text.
+        UserError: no passage with a text, or one whose id no line of judgements can hold.
     """
     total, rows = 0, []
     for passage in collection.passages():
+        check_id(passage.id, options.collection)
         if not passage.is_blank:
             rows.append(total)
         total += 1
@@ -173,8 +182,10 @@ class _Work:
         lines = []
         size = max(1, self._options.batch_size // self._options.per_passage)
         for block in batched(passages, size):
-            for one in self._kept(self._written(block), counts):
-                lines.append(one.line)
+            try:
+                lines += [one.line for one in self._kept(self._written(block), counts)]
+            except RunFailed as error:
+                raise RunFailed(error.what, error.where or self._options.writer, error.hint) from None
             meter.advance(len(block))
         counts.queries = len(lines)
         return {"queries": lines, "counts": counts.as_json()}
@@ -233,11 +244,9 @@ class _Work:
                 forms.append(form)
         return term._replace(forms=tuple(forms)) if forms else None
 
-    def _draw(self, wanted: Sequence[_Wanted]) -> Iterable[Hypothesis]:
+    def _draw(self, wanted: Sequence[_Wanted]) -> Iterator[Hypothesis]:
         from condenser.decoding.sampling import SampleSettings, sample
 
-        if not wanted:
-            return []
         options, writer = self._options, self._writer
         settings = SampleSettings(
             end=writer.end,
@@ -248,19 +257,18 @@ class _Work:
             top_p=options.top_p,
             forbidden=writer.forbidden,
         )
-        return sample(self._bound(wanted), settings, [_seed(options.seed, one) for one in wanted])
+        for block in batched(wanted, options.batch_size):
+            yield from sample(self._bound(block), settings, [_seed(options.seed, one) for one in block])
 
-    def _search(self, wanted: Sequence[_Wanted]) -> Iterable[Hypothesis | None]:
+    def _search(self, wanted: Sequence[_Wanted]) -> Iterator[Hypothesis | None]:
         """Return the best text under each constraint; of one expression for several queries the best so many."""
         from condenser.decoding.constrained import constrained_search
         from condenser.decoding.hypotheses import SearchSettings
 
-        if not wanted:
-            return []
         options, writer = self._options, self._writer
         alone = options.constraint == _TERMS  # each query has a constraint of its own
         inputs = [one for one in wanted if alone or one.number == 0]
-        n_best = 1 if alone else self._searched
+        n_best = 1 if alone else max(1, self._searched)
         settings = SearchSettings(
             end=writer.end,
             beam=max(options.beam, n_best),
@@ -270,12 +278,11 @@ class _Work:
             length_exponent=options.length_exponent,
             forbidden=writer.forbidden,
         )
-        automata = [self._automaton(str(one.constraint)) for one in inputs]
-        outcomes = constrained_search(self._bound(inputs), automata, settings)
-        found: list[Hypothesis | None] = []
-        for outcome in outcomes:
-            found += [*outcome.hypotheses, *[None] * (n_best - len(outcome.hypotheses))]
-        return found
+        for block in batched(inputs, options.batch_size):
+            automata = [self._automaton(str(one.constraint)) for one in block]
+            for outcome in constrained_search(self._bound(block), automata, settings):
+                yield from outcome.hypotheses
+                yield from [None] * (n_best - len(outcome.hypotheses))
 
     def _bound(self, wanted: Sequence[_Wanted]) -> Any:
         """Return the writer as it has read each query's passage, each passage once."""
@@ -287,7 +294,8 @@ class _Work:
             if one.passage.id not in rows:
                 rows[one.passage.id] = len(passages)
                 passages.append(one.passage)
-        return Repeated(self._writer.generator(passages), [rows[one.passage.id] for one in wanted])
+        read = self._writer.generator(passages, [self._options.max_length] * len(passages))
+        return Repeated(read, [rows[one.passage.id] for one in wanted])
 
     def _made(self, expression: str) -> Automaton:
         from condenser.decoding.expressions import automaton_of

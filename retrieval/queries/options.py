@@ -43,7 +43,9 @@ class QueriesGenerateOptions(Options):
         1.0, "constrained queries: compared by log-probability / length ^ this", minimum=0, maximum=10
     )
     min_length: int = option(3, "fewest tokens of a query", minimum=0, maximum=1000)
-    max_length: int = option(32, "most tokens of a query; drawn ones that have no end by then are dropped", minimum=1)
+    max_length: int = option(
+        32, "most tokens of a query; drawn ones that have no end by then are dropped", minimum=1, maximum=1000
+    )
     passage_max_length: int = option(256, "published models: longest passage in tokens", minimum=8, maximum=2**17)
     prompt: str = option(
         "{title} {text}",

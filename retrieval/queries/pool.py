@@ -18,6 +18,7 @@ from retrieval.records import Passage
 
 KIND = "written queries"
 CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels/train.tsv"
+_NO_ID = frozenset("\t\n\r")
 
 
 class Written(NamedTuple):
@@ -85,6 +86,12 @@ def check_written(folder: Path) -> dict[str, Any]:
     return load_manifest(folder, KIND, verify=True)
 
 
+def check_id(name: str, where: str | Path) -> None:
+    """Raise UserError for an id that a line of judgements cannot hold, tabs being between its columns."""
+    if not _NO_ID.isdisjoint(name):
+        raise UserError(f"id {name!r} holds a tab or a line break, which judgements cannot", where, "rename it")
+
+
 def write_qrels(folder: Path, pairs: Iterable[tuple[str, str]]) -> None:
     """Write judgements, grade 1, for pairs of a query's and a passage's id, under BEIR's column names."""
     with atomic_write(folder / QRELS) as stream:
@@ -100,7 +107,7 @@ def write_corpus(collection: Collection, folder: Path) -> None:
     if len(files) == 1 and files[0].name == CORPUS:
         draft = target.with_name(f"{CORPUS}.tmp-{os.getpid()}")
         try:
-            os.link(files[0], draft)
+            os.link(os.path.realpath(files[0]), draft)  # of the file: a link moved elsewhere may point at nothing
         except OSError:  # another disk, or one that has no second names
             shutil.copyfile(files[0], draft)
         os.replace(draft, target)

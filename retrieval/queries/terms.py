@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from itertools import combinations, islice
@@ -15,7 +16,9 @@ from bm25s.stopwords import STOPWORDS_EN_PLUS
 from condenser.talk import track
 from retrieval.records import Passage
 
-_WORD = re.compile(r"[^\W\d_](?:[\w'-]*\w)?")
+# Vowel signs and accents that stand alone are parts of their words, and no \w.
+_MARKS = "".join(letter for letter in map(chr, range(0x300, 0x1F000)) if unicodedata.category(letter)[0] == "M")
+_WORD = re.compile(rf"[^\W\d_](?:[\w{_MARKS}'-]*[\w{_MARKS}])?")
 _SHORTEST = 3
 _STOP_WORDS = frozenset(STOPWORDS_EN_PLUS)
 
@@ -84,5 +87,6 @@ def constraints(terms: list[KeyTerm], each: int, count: int) -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    words = (word.casefold() for word in _WORD.findall(text))
+    # not casefold(), which spells other words: strasse for straße
+    words = (word.lower() for word in _WORD.findall(text))
     return [word for word in words if len(word) >= _SHORTEST and word not in _STOP_WORDS]

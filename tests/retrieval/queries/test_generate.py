@@ -11,10 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, BertModel, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from condenser.decoding.hypotheses import Hypothesis
-from condenser.errors import UserError
+from condenser.errors import RunFailed, UserError
 from condenser.models.language_model import Network
 from condenser.models.query_writer import QueryWriter, WriterSettings
 from retrieval.collections import open_collection
@@ -216,6 +225,95 @@ def test_a_prompt_keeps_its_end_where_the_passage_is_cut(tiny_bert: Path, tmp_pa
     generator = model.generator([passage])
     ids = generator._ids[0].tolist()  # type: ignore[attr-defined]
     assert len(ids) == 8 and tokenizer.decode(ids[-2:]) == "what?"
+
+
+def published(family: str, tiny_bert: Path, folder: Path, *, positions: int = 32, more_tokens: int = 0) -> str:
+    """Save a model of transformers, with random weights and few positions."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    shared = {"pad_token_id": 0, "eos_token_id": 3, "vocab_size": len(tokenizer) + more_tokens}
+    model: Any
+    if family == "bart":
+        layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+        heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 2}
+        config = BartConfig(d_model=16, max_position_embeddings=positions, **layers, **heads, **shared)
+        model = BartForConditionalGeneration(config)
+    else:
+        model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=positions, **shared))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bart"])
+def test_a_long_passage_leaves_the_query_its_positions(tiny_bert: Path, tmp_path: Path, family: str) -> None:
+    folder = published(family, tiny_bert, tmp_path / "model")
+    (tmp_path / "corpus").mkdir()
+    record = {"_id": "p", "title": "river", "text": "the bank of the city " * 20}
+    (tmp_path / "corpus" / "corpus.jsonl").write_text(json.dumps(record) + "\n")
+    options = options_for(str(tmp_path / "corpus"), folder, tmp_path / "out", max_length=20, constrained=1.0)
+    assert generate(options).counts.queries > 0
+    with pytest.raises(UserError, match=r"query of up to 40 tokens .* the model has positions for 32"):
+        generate(dataclasses.replace(options, max_length=40, output=str(tmp_path / "longer")))
+    assert not list(tmp_path.glob("longer*"))
+    # how much is read for a long query does not change what is said of a short one beside it
+    model, passage = load_writer(folder), Passage("p", "river", record["text"])
+    texts = ["what is a bank", "who is the king " * 5]
+    alone = [model.log_probs([passage], [text])[0] for text in texts]
+    together = model.log_probs([passage] * 2, texts)
+    assert [total for total, _ in together] == pytest.approx([total for total, _ in alone], abs=1e-4)
+    with pytest.raises(UserError, match="query of up to 36 tokens"):
+        model.log_probs([passage], ["who is the king " * 9])
+
+
+def test_a_published_model_and_its_tokenizer_must_fit(corpus: str, tiny_bert: Path, tmp_path: Path) -> None:
+    more = load_writer(published("gpt2", tiny_bert, tmp_path / "more", more_tokens=5))
+    size = len(more.tokenizer)
+    assert set(range(size, size + 5)) <= set(more.forbidden), "tokens without a name are no text"
+    fewer = published("gpt2", tiny_bert, tmp_path / "fewer", more_tokens=-5)
+    with pytest.raises(UserError, match=f"tokenizer has {size} entries, the embedding table {size - 5} rows"):
+        generate(options_for(corpus, fewer, tmp_path / "out"))
+    with pytest.raises(UserError, match=r"--prompt 'what is \{title\}' has no \{text\}"):
+        generate(options_for(corpus, str(tmp_path / "more"), tmp_path / "out", prompt="what is {title}"))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_corpus_of_links_is_copied_as_a_file(corpus: str, writer: str, tmp_path: Path) -> None:
+    """In the hub's cache a file is a link, beside which its target is named."""
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "blob").write_bytes((Path(corpus) / "corpus.jsonl").read_bytes())
+    (tmp_path / "snapshots" / "corpus.jsonl").symlink_to("../blob")
+    pool = generate(options_for(str(tmp_path / "snapshots"), writer, tmp_path / "far" / "out", passages=1))
+    written = pool.output / "corpus.jsonl"
+    assert not written.is_symlink() and written.read_bytes() == (tmp_path / "blob").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["a\tb", "a\nb"])
+def test_an_id_that_judgements_cannot_hold_is_refused(writer: str, tmp_path: Path, name: str) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "corpus.jsonl").write_text(json.dumps({"_id": name, "text": "a river"}) + "\n")
+    with pytest.raises(UserError, match="holds a tab or a line break"):
+        generate(options_for(str(tmp_path / "corpus"), writer, tmp_path / "out"))
+    assert [file.name for file in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_where_no_query_has_an_end_nothing_is_left_for_other_options_to_find(
+    corpus: str, writer: str, tmp_path: Path
+) -> None:
+    options = options_for(corpus, writer, tmp_path / "out", constrained=0.0, max_length=1)
+    with pytest.raises(UserError, match="no query was written for 4 passages; left out: 16 drawn queries without an"):
+        generate(options)
+    assert not list(tmp_path.iterdir())
+    assert generate(dataclasses.replace(options, constrained=0.5, max_length=8)).counts.queries
+
+
+def test_damaged_weights_are_named(corpus: str, writer: str, tmp_path: Path) -> None:
+    model = QueryWriter.load(writer)
+    with torch.no_grad():
+        model.bridge.weight.fill_(float("nan"))
+    model.save(tmp_path / "damaged")
+    with pytest.raises(RunFailed, match="damaged: the model gives NaN") as caught:
+        generate(options_for(corpus, str(tmp_path / "damaged"), tmp_path / "out"))
+    assert caught.value.exit_status == 1 and not list(tmp_path.glob("out*"))
 
 
 @pytest.mark.parametrize(

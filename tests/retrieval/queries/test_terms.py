@@ -41,3 +41,10 @@ def test_constraints_are_the_combinations_of_ranks_by_their_sum() -> None:
     for count in range(1, 12):
         assert constraints(terms, 3, count) == asked[:count]
     assert constraints(terms[:2], 3, 4) == []
+
+
+@pytest.mark.parametrize("word", ["re\u0301sume\u0301", "हिन्दी", "مُدَرِّسَة", "Straße", "ποταμός", "北京是中国的首都"])
+def test_words_of_other_scripts_and_with_accents_are_spelt_as_they_stand(word: str) -> None:
+    passage = Passage("a", "", f"({word}) 😀 🎉")
+    terms = KeyTerms([passage, Passage("b", "", "others")]).of(passage)
+    assert [term.forms for term in terms] == [(word.lower(),)]
