@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from condenser.artifacts import refuse_overwriting
+from condenser.errors import UserError
 from condenser.files import write_json
 from condenser.hub import local_folder
 from condenser.options import PretrainOptions, SpansOptions
@@ -97,13 +100,13 @@ def adapt(options: AdaptOptions) -> Adapted | str:
     stages, measured = chain.stages()
     if options.dry_run:
         return "\n".join(command_line(stage) for stage in stages)
-    corpus = open_collection(options.corpus, options.format)
+    _check_output(options)
+    corpus = open_collection(chain.corpus)
     if options.measure is not None:
         corpus.qrels(options.measure)
     if chain.learns_from_source:
         open_collection(options.labelled).qrels("train")
-    if options.retriever is None:
-        check_config(local_folder(chain.init))
+    chain.check_models()
     run_stages(stages)
     rows = []
     if options.measure is not None:
@@ -117,6 +120,16 @@ def adapt(options: AdaptOptions) -> Adapted | str:
     result = Adapted(options.output, rows, [command_line(stage) for stage in stages])
     write_json(Path(options.output) / "adapt.json", dataclasses.asdict(result))
     return result
+
+
+def _check_output(options: AdaptOptions) -> None:
+    """Raise UserError for an output that is, or lies in, what is read."""
+    read = [options.corpus, options.labelled, options.init]
+    read += [options.retriever, options.writer, options.electric, options.cross_encoder]
+    refuse_overwriting(options.output, *read)
+    for name in filter(None, read):
+        if Path(options.output).exists() and Path(name).exists() and os.path.samefile(name, options.output):
+            raise UserError("is read, and would be written into", options.output, "choose another --output")
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,8 @@ class Chain:
         if options.passages is not None:
             amounts = dataclasses.replace(amounts, passages=options.passages)
         root = Path(options.output)
-        needs_weights = options.retriever is None or (options.gain and options.electric is None) or options.labels
+        own_judges = (options.gain and options.electric is None) or (options.labels and options.cross_encoder is None)
+        needs_weights = options.retriever is None or own_judges
         init = options.init or (default_weights() if needs_weights else "")
         return cls(options, amounts, init, root, root, root)
 
@@ -156,6 +170,37 @@ class Chain:
         options = self.options
         own_judge = options.labels and options.cross_encoder is None
         return options.retriever is None or options.writer is None or own_judge
+
+    @property
+    def corpus(self) -> str:
+        """The corpus as every stage opens it: with its format before it, where one is given."""
+        options = self.options
+        return options.corpus if options.format == "auto" else f"{options.format}:{options.corpus}"
+
+    def check_models(self) -> None:
+        """Look at the models that are given, which are opened after minutes or hours.
+
+        Raises:
+            UserError: one that is not there, or is another kind of model than is asked for.
+        """
+        # Imported here, because mistakes up to here should show before torch is loaded.
+        from condenser.models.electric import has_noise
+        from retrieval.encoder_files import is_pair
+        from retrieval.queries.writers import check_writer
+
+        options = self.options
+        if self.init:
+            check_config(local_folder(self.init))
+        if options.retriever is not None and not is_pair(folder := local_folder(options.retriever)):
+            check_config(folder)
+        if options.writer is not None:
+            check_writer(options.writer)
+        if options.gain and options.electric is not None and not has_noise(folder := local_folder(options.electric)):
+            raise UserError(
+                "holds no noise model, expected one made by `condenser pretrain --objective electric`", folder
+            )
+        if options.labels and options.cross_encoder is not None:
+            check_config(local_folder(options.cross_encoder))
 
     @property
     def start(self) -> str:
@@ -198,7 +243,7 @@ class Chain:
             Stage(
                 "spans",
                 SpansOptions(
-                    collection=options.corpus,
+                    collection=self.corpus,
                     tokenizer=tokenizer,
                     max_length=options.max_length,
                     output=str(self.root / "spans"),
@@ -261,8 +306,7 @@ class Chain:
         """Return the queries, written for a sample of the passages."""
         options = self.options
         generate = QueriesGenerateOptions(
-            collection=options.corpus,
-            format=options.format,
+            collection=self.corpus,
             writer=options.writer or str(self.root / "writer"),
             passages=self.amounts.passages,
             per_passage=options.per_passage,
@@ -391,8 +435,7 @@ class Chain:
         options = self.options
         vectors = EncodeOptions(
             encoder=encoder,
-            collection=options.corpus,
-            format=options.format,
+            collection=self.corpus,
             dtype="bfloat16" if options.bfloat16 else "auto",
             device=options.device,
             output=str(folder / f"{prefix}vectors"),
@@ -405,7 +448,7 @@ class Chain:
         search = SearchOptions(
             index=str(folder / f"{prefix}index"),
             encoder=encoder,
-            collection=self.options.corpus,
+            collection=self.corpus,
             split=self.options.measure,
             device=self.options.device,
             output=str(folder / f"{prefix}{self.options.measure}.trec"),

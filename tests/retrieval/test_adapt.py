@@ -131,3 +131,55 @@ def test_what_is_missing_is_told_before_anything_runs(
     assert main(["adapt", corpus, "--output", str(tmp_path / "out"), "--budgt", "3"]) == 2
     assert "did you mean --budget?" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("retriever", "no config.json here"),
+        ("writer", "holds a BertForMaskedLM, which writes no text"),
+        ("electric", "holds no noise model"),
+        ("cross_encoder", "no config.json here"),
+    ],
+)
+def test_given_models_of_the_wrong_kind_are_told_before_anything_runs(
+    corpus: str, labelled: str, tiny_bert: Path, tmp_path: Path, name: str, said: str
+) -> None:
+    wrong = str(tiny_bert) if name in ("writer", "electric") else corpus
+    options = options_for(corpus, labelled, tiny_bert, tmp_path / "out", **{name: wrong})
+    with pytest.raises(UserError, match=said):
+        adapt(options)
+    with pytest.raises(UserError, match="no such folder"):
+        adapt(dataclasses.replace(options, **{name: str(tmp_path / "nothing")}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_weights_are_asked_for_where_nothing_starts_from_them(
+    corpus: str, labelled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> str:
+        raise UserError("not installed")
+
+    monkeypatch.setattr("retrieval.adapt.default_weights", missing)
+    given = {"retriever": "R", "writer": "W", "electric": "E", "cross_encoder": "C"}
+    options = AdaptOptions(corpus=corpus, labelled=labelled, output=str(tmp_path / "out"), **given)
+    assert Chain.of(options).init == ""
+    with pytest.raises(UserError, match="not installed"):
+        Chain.of(dataclasses.replace(options, cross_encoder=None))
+
+
+def test_every_stage_reads_the_corpus_in_the_format_that_is_given(
+    corpus: str, labelled: str, tiny_bert: Path, tmp_path: Path
+) -> None:
+    options = options_for(corpus, labelled, tiny_bert, tmp_path / "out", format="beir", measure="test")
+    stages = Chain.of(options).stages()[0]
+    verbs = [stage.verb for stage in stages if getattr(stage.options, "collection", None) == f"beir:{corpus}"]
+    assert verbs == ["spans", "queries generate", "encode", "encode", "search", "search"]
+
+
+def test_an_output_that_is_read_is_refused(corpus: str, labelled: str, tiny_bert: Path, tmp_path: Path) -> None:
+    before = sorted(Path(corpus).iterdir())
+    for read in (corpus, labelled, str(tiny_bert)):
+        with pytest.raises(UserError, match="is read, and would be written into"):
+            adapt(options_for(corpus, labelled, tiny_bert, Path(read)))
+    assert sorted(Path(corpus).iterdir()) == before
