@@ -17,6 +17,7 @@ COMPARED = [
     ("mlm", "none"),
     ("condenser", "none"),
     ("condenser", "mlm"),
+    ("condenser+generator", "condenser"),
     ("mlm+contrastive", "mlm"),
     ("condenser+cocondenser", "condenser"),
     ("condenser+cocondenser", "mlm+contrastive"),
