@@ -247,9 +247,11 @@ def _find_verb(words: list[str]) -> tuple[str, list[str]]:
             return name, words[length:]
     below = [name for name in VERBS if name.startswith(f"{words[0]} ")]
     if below:
-        close = nearest(" ".join(words[:2]), below) if len(words) > 1 else None
+        close = nearest(" ".join(words[:2]), below) if len(words) > 1 and not words[1].startswith("-") else None
         raise UserError(f"{words[0]} wants one of {', '.join(below)}", hint=f"did you mean {close}?" if close else None)
-    close = nearest(words[0], VERBS)
+    close = nearest(words[0], dict.fromkeys(name.split()[0] for name in VERBS))
+    if close is not None and close not in VERBS:  # the first of two words
+        close = nearest(" ".join([close, *words[1:2]]), [name for name in VERBS if name.startswith(f"{close} ")])
     hint = f"did you mean {close}?" if close else "condenser --help lists the verbs"
     raise UserError(f"unknown verb {words[0]!r}", hint=hint)
 

@@ -37,6 +37,8 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         (["dta"], "unknown verb 'dta' (did you mean data?)"),
         (["lm", "trian"], f"lm wants one of {', '.join(v for v in VERBS if v[:3] == 'lm ')} (did you mean lm train?)"),
+        (["queries", "--help"], f"queries wants one of {', '.join(v for v in VERBS if v[:8] == 'queries ')}"),
+        (["querys", "generte"], "unknown verb 'querys' (did you mean queries generate?)"),
         (["xyzzy"], "unknown verb 'xyzzy' (condenser --help lists the verbs)"),
         ([*BM25, "--colection", "x"], "unknown option --colection (did you mean --collection?)"),
         ([*BM25, "--out=x"], "unknown option --out (did you mean --output?)"),
