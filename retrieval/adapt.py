@@ -30,6 +30,10 @@ from retrieval.stages import Stage, command_line, run_stages
 from retrieval.writer_options import TrainWriterOptions
 
 _BUDGET = 60.0
+_TOO_SMALL = (
+    "a corpus too small to train on, or of passages too short: do without by --pretraining false, and by --gain false "
+    "or --electric FOLDER"
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,13 @@ def adapt(options: AdaptOptions) -> Adapted | str:
     if chain.learns_from_source:
         open_collection(options.labelled).qrels("train")
     chain.check_models()
-    run_stages(stages)
+    try:
+        run_stages(stages)
+    except UserError as error:
+        if error.where != str(chain.spans_folder):
+            raise
+        # The stage speaks of its own options.
+        raise UserError(error.what, error.where, _TOO_SMALL) from None
     rows = []
     if options.measure is not None:
         from eval.evaluation import evaluate
@@ -176,6 +186,11 @@ class Chain:
         """The corpus as every stage opens it: with its format before it, where one is given."""
         options = self.options
         return options.corpus if options.format == "auto" else f"{options.format}:{options.corpus}"
+
+    @property
+    def spans_folder(self) -> Path:
+        """The corpus as token spans."""
+        return self.root / "spans"
 
     def check_models(self) -> None:
         """Look at the models that are given, which are opened after minutes or hours.
@@ -246,7 +261,7 @@ class Chain:
                     collection=self.corpus,
                     tokenizer=tokenizer,
                     max_length=options.max_length,
-                    output=str(self.root / "spans"),
+                    output=str(self.spans_folder),
                 ),
             )
         ]
@@ -255,7 +270,7 @@ class Chain:
         """Return Condenser, then coCondenser, on the corpus."""
         condenser = PretrainOptions(
             objective="condenser",
-            data=str(self.root / "spans"),
+            data=str(self.spans_folder),
             init=self.init,
             max_steps=self.amounts.condenser,
             batch_size=16,
@@ -322,7 +337,7 @@ class Chain:
         """Return Electric on the corpus, which says how plausible a query is for its passage."""
         electric = PretrainOptions(
             objective="electric",
-            data=str(self.root / "spans"),
+            data=str(self.spans_folder),
             init=self.init or self.start,
             max_steps=self.amounts.electric,
             batch_size=32,

@@ -168,6 +168,16 @@ def test_no_weights_are_asked_for_where_nothing_starts_from_them(
         Chain.of(dataclasses.replace(options, cross_encoder=None))
 
 
+def test_a_corpus_too_small_to_pretrain_on_is_told_with_what_does_without(
+    labelled: str, tiny_bert: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "corpus.jsonl").write_text('{"_id": "p", "text": "the river and the bank"}\n')
+    options = options_for(str(tmp_path / "corpus"), labelled, tiny_bert, tmp_path / "out")
+    with pytest.raises(UserError, match=r"holds 1 span.*do without by --pretraining false"):
+        adapt(options)
+
+
 def test_every_stage_reads_the_corpus_in_the_format_that_is_given(
     corpus: str, labelled: str, tiny_bert: Path, tmp_path: Path
 ) -> None:
