@@ -90,5 +90,5 @@ def command_line(stage: Stage) -> str:
             continue
         values = value if isinstance(value, list) else [value]
         words += [] if field.name in positional else [f"--{field.name.rstrip('_')}"]
-        words += [str(one).lower() if isinstance(one, bool) else str(one) for one in values]
+        words += ["null" if one is None else str(one).lower() if isinstance(one, bool) else str(one) for one in values]
     return shlex.join(words)

@@ -34,13 +34,16 @@ class QueriesGenerateOptions(Options):
     )
     terms: int = option(1, "key terms that one query must hold", minimum=1, maximum=5)
     temperature: float = option(1.0, "drawn queries: below 1 the probable becomes more probable", above=0, maximum=100)
-    top_k: int | None = option(None, "drawn queries: of so many most probable tokens only", minimum=1)
+    top_k: int | None = option(25, "drawn queries: of so many most probable tokens only; null: of all", minimum=1)
     top_p: float | None = option(
         0.95, "drawn queries: of the fewest tokens that have this probability", above=0, maximum=1
     )
     beam: int = option(4, "constrained queries: hypotheses kept for each state", minimum=1, maximum=1000)
     length_exponent: float = option(
-        1.0, "constrained queries: compared by log-probability / length ^ this", minimum=0, maximum=10
+        0.0,
+        "constrained queries: compared by log-probability / length ^ this; above 0 a weak writer runs on and on",
+        minimum=0,
+        maximum=10,
     )
     min_length: int = option(3, "fewest tokens of a query", minimum=0, maximum=1000)
     max_length: int = option(

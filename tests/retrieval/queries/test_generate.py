@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import decoders
 from transformers import (
     AutoTokenizer,
     BartConfig,
@@ -68,6 +69,7 @@ def writer(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def options_for(corpus: str, writer: str, output: Path, **others: Any) -> QueriesGenerateOptions:
     settings: dict[str, Any] = {
         "per_passage": 4, "max_length": 8, "min_length": 1, "batch_size": 8, "shard_size": 2, "device": "cpu",
+        "top_k": None,
     }  # fmt: skip
     return QueriesGenerateOptions(collection=corpus, writer=writer, output=str(output), **(settings | others))
 
@@ -274,6 +276,17 @@ def test_a_published_model_and_its_tokenizer_must_fit(corpus: str, tiny_bert: Pa
         generate(options_for(corpus, fewer, tmp_path / "out"))
     with pytest.raises(UserError, match=r"--prompt 'what is \{title\}' has no \{text\}"):
         generate(options_for(corpus, str(tmp_path / "more"), tmp_path / "out", prompt="what is {title}"))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_tokenizer_that_cannot_be_constrained_is_told(corpus: str, tiny_bert: Path, tmp_path: Path) -> None:
+    """Else every term would seem one that it cannot spell, and all queries would be drawn."""
+    folder = published("gpt2", tiny_bert, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.decoder = decoders.BPEDecoder()
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError, match="tokenizer joins its tokens by BPEDecoder"):
+        generate(options_for(corpus, folder, tmp_path / "out"))
     assert not list(tmp_path.glob("out*"))
 
 
