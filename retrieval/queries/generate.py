@@ -234,10 +234,11 @@ class _Work:
     def _spelt(self, term: KeyTerm) -> KeyTerm | None:
         """Return a term with those of its forms that the writer's tokens can spell, in time."""
         most = self._options.max_length // self._options.terms
+        pieces = self._writer.pieces  # what these raise is no fault of the term
         forms = []
         for form in term.forms:
             try:
-                ways = self._writer.pieces.cuts(form)
+                ways = pieces.cuts(form)
             except UserError:
                 continue
             if min(map(len, ways)) <= most:
