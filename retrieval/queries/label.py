@@ -13,7 +13,7 @@ import orjson
 from condenser.artifacts import Workspace, refuse_overwriting, result_config
 from condenser.errors import UserError, sample
 from condenser.files import atomic_write, parse_record, read_lines
-from condenser.manifest import fingerprint, identity
+from condenser.manifest import MANIFEST, fingerprint, identity, load_manifest
 from condenser.talk import Meter, say, warn
 from eval.runs import Qrels
 from retrieval.collections import Collection, open_collection
@@ -22,7 +22,7 @@ from retrieval.formats.negatives import read_negatives
 from retrieval.pair_scores import PairScorer
 from retrieval.passages import PassageStore, hash64
 from retrieval.queries.options import QueriesLabelOptions
-from retrieval.queries.pool import QUERIES, write_corpus
+from retrieval.queries.pool import QUERIES, check_id, write_corpus
 from retrieval.readers import query_of
 from retrieval.records import Query
 from retrieval.sources import PACKED_SUFFIXES, json_suffix
@@ -85,12 +85,15 @@ def label(options: QueriesLabelOptions) -> Path:
         line of each query in an order drawn anew, because that package trains in the order of the file.
 
     Raises:
-        UserError: files of negatives for other queries, or two of one name; a model that is no cross-encoder; no query
-            left; what reading the collection raises.
+        UserError: files of negatives for other queries, or two of one name; a model that is no cross-encoder; a folder
+            of ours whose files were changed; an id that no line of scores can hold; no query left; what reading the
+            collection raises.
         RunFailed: a score that is not a number.
     """
     files = _miners(options.negatives_file)
     refuse_overwriting(options.output, options.collection, options.cross_encoder, *options.negatives_file)
+    if (Path(options.collection) / MANIFEST).is_file():  # made by one of our verbs: its files must be what they were
+        load_manifest(options.collection, verify=True)
     collection = open_collection(options.collection, options.format)
     inputs = {"collection": collection.fingerprint(), "cross_encoder": identity(options.cross_encoder)}
     inputs |= {f"negatives of {name}": fingerprint(file) for name, file in files.items()}
@@ -99,6 +102,8 @@ def label(options: QueriesLabelOptions) -> Path:
     mined = {name: _mined(file, qrels, options.split) for name, file in files.items()}
     left_out = _LeftOut()
     tasks = list(_tasks(queries, qrels, mined, collection.lookup(), options.max_negatives, left_out))
+    for name in (name for task in tasks for name in (task.query_id, *task.asked)):
+        check_id(name, options.collection)
     _tell_left_out(left_out, len(tasks), options)
     del mined
     # Imported here, because mistakes up to here should show at once.
@@ -153,6 +158,8 @@ def _miners(paths: Sequence[str]) -> dict[str, Path]:
 
 def _mined(file: Path, qrels: Qrels, split: str) -> dict[str, list[str]]:
     found = read_negatives(file, qrels)
+    if not found:
+        raise UserError("holds no negatives", file, "give a file of `condenser mine`")
     if not found.keys() & qrels.keys():
         raise UserError(f"none of its {len(found):,} queries is judged in split {split!r}: {sample(found)}", file)
     return found

@@ -210,6 +210,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
         ({"negatives_file": ["none.jsonl"]}, "none.jsonl: no such file"),
         ({"negatives_file": ["a/mined.jsonl", "mined.jsonl.gz"]}, "is called 'mined', as is a/mined.jsonl"),
         ({"negatives_file": ["strange.jsonl"]}, "none of its 1 queries is judged in split 'train': 'x'"),
+        ({"negatives_file": ["empty.jsonl"]}, "empty.jsonl: holds no negatives"),
         ({"negatives_file": ["useless.jsonl"]}, "no query of split 'train' can be labelled: 4 without a negative"),
         ({"max_length": 65}, "pairs have up to 65 tokens, the model has positions for 64"),
         ({"dtype": "float16"}, "--dtype float16 is for GPUs"),
@@ -224,11 +225,34 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "strange.jsonl").write_text('{"query_id": "x", "negatives": ["p1"]}\n')
+    (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "useless.jsonl").write_text('{"query_id": "q1", "negatives": ["p1", "gone"]}\n')
     with pytest.raises(UserError, match=message) as caught:
         labelled(options, tmp_path / "out", **change)
     assert "\n" not in str(caught.value)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["strange.jsonl", "useless.jsonl"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["empty.jsonl", "strange.jsonl", "useless.jsonl"]
+
+
+def test_a_folder_of_ours_that_was_changed_is_refused(options: QueriesLabelOptions, tmp_path: Path) -> None:
+    folder = labelled(options, tmp_path / "out")
+    queries = (folder / "queries.jsonl").read_text()
+    (folder / "queries.jsonl").write_text(queries.replace("river", "rivet"))
+    with pytest.raises(UserError, match=r"queries.jsonl: contents differ from the manifest's sha256"):
+        labelled(options, tmp_path / "again", collection=str(folder))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_id_that_scores_cannot_hold_is_refused(options: QueriesLabelOptions, tmp_path: Path) -> None:
+    write(tmp_path / "data", passages=PASSAGES | {"a\tb": "a bird"}, queries=QUERIES, train=TRAIN, dev=[])
+    (tmp_path / "mined.jsonl").write_text(json.dumps({"query_id": "q1", "negatives": ["a\tb"]}) + "\n")
+    with pytest.raises(UserError, match="holds a tab or a line break"):
+        labelled(
+            options,
+            tmp_path / "out",
+            collection=str(tmp_path / "data"),
+            negatives_file=[str(tmp_path / "mined.jsonl")],
+        )
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_files_of_negatives_must_be_given(
