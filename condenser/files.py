@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -20,6 +21,7 @@ MAX_LINE_BYTES = 64 * 2**20
 
 _ZSTD_CHUNK_BYTES = 2**14
 _COPY_BYTES = 2**20
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -304,6 +306,10 @@ def atomic_write_bytes(path: str | Path) -> Iterator[BinaryIO]:
             os.fsync(stream.fileno())
         os.replace(draft, path)
         sync_folder(path.parent)
+    except OSError as error:
+        if error.errno in _NO_SPACE and error.filename is None:  # a full disk that does not say for which file
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
     finally:
         draft.unlink(missing_ok=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -223,3 +224,16 @@ def test_json_that_another_process_removes_is_missing(tmp_path: Path, monkeypatc
     monkeypatch.setattr(files, "existing_file", look_and_lose)
     with pytest.raises(UserError, match=r"seal\.json: no such file"):
         read_json(tmp_path / "seal.json")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.json.zst"])
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, name: str) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught, atomic_write(tmp_path / name) as stream:
+            stream.write(os.urandom(100_000).hex())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path / name)
+    assert not list(tmp_path.iterdir())
