@@ -53,7 +53,7 @@ TOKENS = 20
 def main() -> None:
     """Measure, print each time and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="3 rounds, small batches: under ten minutes")
+    parser.add_argument("--quick", action="store_true", help="3 rounds, small batches: half a minute of one core")
     parser.add_argument("--memory", action="store_true", help="measure memory alone")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -80,7 +80,7 @@ class Settings(NamedTuple):
     electra_steps: int = 800
     electra_rate: float = 5e-4
     masked: float = 0.25
-    electric_steps: int = 800
+    electric_steps: int = 1000
     electric_rate: float = 5e-4
     judged_spans: int = 2000
     pairs: int = 1000
