@@ -66,6 +66,7 @@ WORD = re.compile(r"\w+")
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 REDRAWN = 0.15
 FEWEST_WORDS, MOST_WORDS = 8, 32
+SCORERS = ("electric", "unigram", "noise_model", "discriminator", "generator")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALWAYS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -82,6 +83,7 @@ class Settings(NamedTuple):
     masked: float = 0.25
     electric_steps: int = 1000
     electric_rate: float = 5e-4
+    noise_size: float = 0.25
     judged_spans: int = 2000
     pairs: int = 1000
     bfloat16: bool = False
@@ -147,6 +149,7 @@ def stages(settings: Settings, work: Path, train: Path, held_out: Path) -> dict[
                 objective="electric",
                 init=learnt.output,
                 init_generator=None,
+                generator_size=settings.noise_size,
                 mlm_probability=0.15,
                 max_steps=settings.electric_steps,
                 learning_rate=settings.electric_rate,
@@ -358,21 +361,22 @@ class OtherScorers:
         return scores
 
 
-def electric_figures(settings: Settings, made: dict[str, Stage], pairs: list[Pair]) -> dict[str, Any]:
-    """Measure in how many pairs each scorer prefers the sentence, and how far exp(-E) is from a probability."""
+def electric_figures(scorers: list[str], made: dict[str, Stage], pairs: list[Pair]) -> dict[str, Any]:
+    """Measure in how many pairs scorers prefer the sentence, and how far exp(-E) is from a probability."""
     folder = made["electric"].made
     scorer = Scorer.load(folder)
     store = TokenStore(made["spans"].made)
     discriminator = load_discriminator(made["electra"].made)[0].eval()
     others = OtherScorers(scorer, folder, store.unigram_counts(discriminator.config.vocab_size))
     masked = Scorer.load(made["electra"].made / GENERATOR_FOLDER, method="masked_lm")
-    shares = {
-        "electric": preferred(lambda texts: [one.pll for one in scorer.score(texts)], pairs),
-        "unigram": preferred(others.unigram, pairs),
-        "noise_model": preferred(others.noise_model, pairs),
-        "discriminator": preferred(lambda texts: others.discriminator(discriminator, texts), pairs),
-        "generator": preferred(lambda texts: [one.pll for one in masked.score(texts)], pairs),
+    by_name = {
+        "electric": lambda texts: [one.pll for one in scorer.score(texts)],
+        "unigram": others.unigram,
+        "noise_model": others.noise_model,
+        "discriminator": lambda texts: others.discriminator(discriminator, texts),
+        "generator": lambda texts: [one.pll for one in masked.score(texts)],
     }
+    shares = {name: preferred(by_name[name], pairs) for name in scorers}
     log_z = scorer.log_z([pair.sentence for pair in pairs[:100]], draws=64)
     return {"pairs": len(pairs), "preferred": shares, "log_z": log_z._asdict()}
 
@@ -407,7 +411,7 @@ def study(given: argparse.Namespace, settings: Settings) -> dict[str, Any]:
             figures[name] = electra_figures(settings, made)
         else:
             pairs = make_pairs(texts_of(train), texts_of(held_out), settings.pairs)
-            figures[name] = electric_figures(settings, made, pairs)
+            figures[name] = electric_figures(given.scorers, made, pairs)
         lines = [command_line(made[one]).replace(str(given.work), "WORK") for one in ("spans", "held_out", *needed)]
         result = {
             "collection": given.collection,
@@ -428,6 +432,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder of results, one JSON each")
     parser.add_argument("--collection", default="medquad")
     parser.add_argument("--parts", nargs="+", default=["electra", "electric"], choices=["electra", "electric"])
+    parser.add_argument("--scorers", nargs="+", default=list(SCORERS), choices=SCORERS)
     parser.add_argument("--quick", action="store_true", help="a toy length: shows that it runs, measures nothing")
     whole = parser.add_argument_group("sizes and lengths")
     for name, default in Settings()._asdict().items():
