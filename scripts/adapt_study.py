@@ -46,7 +46,7 @@ from condenser.manifest import identity, load_manifest
 from condenser.talk import say
 from eval.evaluation import evaluate
 from eval.significance import bootstrap_intervals
-from retrieval.adapt import Amounts, Chain
+from retrieval.adapt_chain import Amounts, Chain
 from retrieval.adapt_options import AdaptOptions
 from retrieval.collections import open_collection
 from retrieval.options import Bm25Options

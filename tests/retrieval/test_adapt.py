@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from condenser.errors import UserError
-from retrieval.adapt import Adapted, Amounts, Chain, adapt
+from retrieval.adapt import Adapted, adapt
+from retrieval.adapt_chain import Amounts, Chain
 from retrieval.adapt_options import AdaptOptions
 from retrieval.cli import main, parse_options
 from retrieval.index import Index

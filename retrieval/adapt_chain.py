@@ -1,0 +1,405 @@
+"""The stages of an adaptation, and how much each does."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from condenser.errors import UserError
+from condenser.hub import local_folder
+from condenser.options import PretrainOptions, SpansOptions
+from condenser.weights import check_config
+from retrieval.adapt_options import AdaptOptions
+from retrieval.options import EncodeOptions, FinetuneOptions, IndexOptions, MineOptions, SearchOptions
+from retrieval.queries.options import (
+    QueriesFilterOptions,
+    QueriesGenerateOptions,
+    QueriesLabelOptions,
+    QueriesScoreOptions,
+)
+from retrieval.quickstart import default_weights
+from retrieval.stages import Stage
+from retrieval.writer_options import TrainWriterOptions
+
+_BUDGET = 60.0
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much each stage does.
+
+    Attributes:
+        condenser: steps of 16 spans.
+        cocondenser: steps of 24 documents.
+        source: steps of the labelled collection's queries, for the retriever.
+        writer: steps of queries.
+        electric: steps of 32 spans.
+        cross_encoder: steps of 8 queries.
+        passages: that queries are written for.
+        target: steps of written queries.
+    """
+
+    condenser: int = 40
+    cocondenser: int = 60
+    source: int = 40
+    writer: int = 300
+    electric: int = 300
+    cross_encoder: int = 60
+    passages: int = 3000
+    target: int = 80
+
+    @classmethod
+    def within(cls, minutes: float) -> Self:
+        """Scale the amounts of the default budget."""
+        return cls(*(max(2, round(count * minutes / _BUDGET)) for count in dataclasses.astuple(cls())))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The stages of an adaptation, each a method that returns its commands.
+
+    Attributes:
+        options: see `AdaptOptions`.
+        amounts: how much each stage does.
+        init: the weights that everything starts from.
+        root: folder of what does not depend on the written queries: arms of a study share it.
+        pool: folder of the written queries and their figures.
+        arm: folder of what depends on which of them are kept.
+    """
+
+    options: AdaptOptions
+    amounts: Amounts
+    init: str
+    root: Path
+    pool: Path
+    arm: Path
+
+    @classmethod
+    def of(cls, options: AdaptOptions) -> Chain:
+        """Return the chain of a command; UserError when there are no weights to start from."""
+        amounts = Amounts.within(options.budget)
+        if options.passages is not None:
+            amounts = dataclasses.replace(amounts, passages=options.passages)
+        root = Path(options.output)
+        own_judges = (options.gain and options.electric is None) or (options.labels and options.cross_encoder is None)
+        needs_weights = options.retriever is None or own_judges
+        init = options.init or (default_weights() if needs_weights else "")
+        return cls(options, amounts, init, root, root, root)
+
+    @property
+    def learns_from_source(self) -> bool:
+        """Whether any stage reads the labelled source."""
+        options = self.options
+        own_judge = options.labels and options.cross_encoder is None
+        return options.retriever is None or options.writer is None or own_judge
+
+    @property
+    def corpus(self) -> str:
+        """The corpus as every stage opens it: with its format before it, where one is given."""
+        options = self.options
+        return options.corpus if options.format == "auto" else f"{options.format}:{options.corpus}"
+
+    @property
+    def spans_folder(self) -> Path:
+        """The corpus as token spans."""
+        return self.root / "spans"
+
+    def check_models(self) -> None:
+        """Look at the models that are given, which are opened after minutes or hours.
+
+        Raises:
+            UserError: one that is not there, or is another kind of model than is asked for.
+        """
+        # Imported here, because mistakes up to here should show before torch is loaded.
+        from condenser.models.electric import has_noise
+        from retrieval.encoder_files import is_pair
+        from retrieval.queries.writers import check_writer
+
+        options = self.options
+        if self.init:
+            check_config(local_folder(self.init))
+        if options.retriever is not None and not is_pair(folder := local_folder(options.retriever)):
+            check_config(folder)
+        if options.writer is not None:
+            check_writer(options.writer)
+        if options.gain and options.electric is not None and not has_noise(folder := local_folder(options.electric)):
+            raise UserError(
+                "holds no noise model, expected one made by `condenser pretrain --objective electric`", folder
+            )
+        if options.labels and options.cross_encoder is not None:
+            check_config(local_folder(options.cross_encoder))
+
+    @property
+    def start(self) -> str:
+        """The encoder that is adapted."""
+        return self.options.retriever or str(self.root / "source-encoder")
+
+    def stages(self) -> tuple[list[Stage], dict[str, Path]]:
+        """Return all commands in order, and the runs that are measured, by name."""
+        stages: list[Stage] = []
+        options = self.options
+        if options.retriever is None or (options.gain and options.electric is None):
+            stages += self.spans()
+        if options.retriever is None:
+            stages += [*(self.pretraining() if options.pretraining else []), *self.source_encoder()]
+        if options.writer is None:
+            stages += self.query_writer()
+        stages += self.queries()
+        if options.gain and options.electric is None:
+            stages += self.electric_model()
+        stages += [*self.scores(), *self.kept(), *self.negatives()]
+        if options.labels:
+            stages += [*(self.cross_encoder() if options.cross_encoder is None else []), *self.labels()]
+        stages += [*self.target_encoder(), *self.index(self.arm, "", str(self.arm / "encoder"))]
+        measured: dict[str, Path] = {}
+        if options.measure is not None:
+            stages += self.index(self.root, "source-", self.start)
+            for name, folder, prefix, encoder in (
+                ("before", self.root, "source-", self.start),
+                ("after", self.arm, "", str(self.arm / "encoder")),
+            ):
+                stages += self.run(folder, prefix, encoder)
+                measured[name] = stages[-1].made
+        return stages, measured
+
+    def spans(self) -> list[Stage]:
+        """Return the corpus to token spans."""
+        options = self.options
+        tokenizer = self.init or self.start
+        return [
+            Stage(
+                "spans",
+                SpansOptions(
+                    collection=self.corpus,
+                    tokenizer=tokenizer,
+                    max_length=options.max_length,
+                    output=str(self.spans_folder),
+                ),
+            )
+        ]
+
+    def pretraining(self) -> list[Stage]:
+        """Return Condenser, then coCondenser, on the corpus."""
+        condenser = PretrainOptions(
+            objective="condenser",
+            data=str(self.spans_folder),
+            init=self.init,
+            max_steps=self.amounts.condenser,
+            batch_size=16,
+            head_warmup_steps=self.amounts.condenser // 3,
+            learning_rate=5e-5,
+            output=str(self.root / "condenser"),
+            **self._training(),
+        )
+        cocondenser = dataclasses.replace(
+            condenser,
+            objective="cocondenser",
+            init=condenser.output,
+            max_steps=self.amounts.cocondenser,
+            batch_size=24,
+            head_warmup_steps=0,
+            output=str(self.root / "cocondenser"),
+        )
+        return [Stage("pretrain", condenser), Stage("pretrain", cocondenser)]
+
+    def source_encoder(self) -> list[Stage]:
+        """Return the retriever that is adapted: trained on the source from what pretraining made."""
+        start = str(self.root / "cocondenser") if self.options.pretraining else self.init
+        finetune = FinetuneOptions(
+            encoder=start,
+            collection=[self.options.labelled],
+            max_steps=self.amounts.source,
+            batch_size=self.options.batch_size,
+            learning_rate=2e-4,
+            output=str(self.root / "source-encoder"),
+            **self._retriever(),
+        )
+        return [Stage("finetune", finetune)]
+
+    def query_writer(self) -> list[Stage]:
+        """Return the model that writes queries, trained on the source's pairs; its decoder starts from nothing."""
+        writer = TrainWriterOptions(
+            encoder=self.options.retriever or str(self.root / "source-encoder"),
+            collection=self.options.labelled,
+            max_steps=self.amounts.writer,
+            batch_size=self.options.batch_size,
+            passage_max_length=self.options.max_length,
+            output=str(self.root / "writer"),
+            **self._training(),
+        )
+        return [Stage("lm train-writer", writer)]
+
+    def queries(self) -> list[Stage]:
+        """Return the queries, written for a sample of the passages."""
+        options = self.options
+        generate = QueriesGenerateOptions(
+            collection=self.corpus,
+            writer=options.writer or str(self.root / "writer"),
+            passages=self.amounts.passages,
+            per_passage=options.per_passage,
+            constrained=options.constrained,
+            passage_max_length=options.max_length,
+            seed=options.seed,
+            device=options.device,
+            output=str(self.pool / "queries"),
+        )
+        return [Stage("queries generate", generate)]
+
+    def electric_model(self) -> list[Stage]:
+        """Return Electric on the corpus, which says how plausible a query is for its passage."""
+        electric = PretrainOptions(
+            objective="electric",
+            data=str(self.spans_folder),
+            init=self.init or self.start,
+            max_steps=self.amounts.electric,
+            batch_size=32,
+            learning_rate=3e-4,
+            output=str(self.root / "electric"),
+            **self._training(),
+        )
+        return [Stage("pretrain", electric)]
+
+    def scores(self) -> list[Stage]:
+        """Return the judges' figures of the queries, if any judge is asked."""
+        options = self.options
+        judges = [*(["electric"] if options.gain else []), *(["roundtrip"] if options.roundtrip else [])]
+        if not judges:
+            return []
+        score = QueriesScoreOptions(
+            queries=str(self.pool / "queries"),
+            with_=",".join(judges),
+            electric=(options.electric or str(self.root / "electric")) if options.gain else None,
+            encoder=self.start if options.roundtrip else None,
+            device=options.device,
+            output=str(self.pool / "scores.jsonl"),
+        )
+        return [Stage("queries score", score)]
+
+    def kept(self) -> list[Stage]:
+        """Return the queries that are trained on."""
+        options = self.options
+        wanted = ["gain >= q0.5"] if options.gain else []
+        wanted += [f"roundtrip <= {options.roundtrip}"] if options.roundtrip else []
+        keep = QueriesFilterOptions(
+            queries=str(self.pool / "queries"),
+            scores=[str(self.pool / "scores.jsonl")] if wanted else [],
+            keep=" and ".join(wanted) or None,
+            seed=options.seed,
+            output=str(self.arm / "kept"),
+        )
+        return [Stage("queries filter", keep)]
+
+    def negatives(self) -> list[Stage]:
+        """Return hard negatives of the kept queries, by BM25: the retriever's own would be what it must unlearn."""
+        mine = MineOptions(
+            collection=str(self.arm / "kept"),
+            bm25=True,
+            depth=50,
+            n=4,
+            seed=self.options.seed,
+            output=str(self.arm / "negatives.jsonl"),
+        )
+        return [Stage("mine", mine)]
+
+    def cross_encoder(self) -> list[Stage]:
+        """Return the judge of pairs, trained on the source with BM25's negatives."""
+        negatives = MineOptions(
+            collection=self.options.labelled,
+            bm25=True,
+            depth=20,
+            n=7,
+            seed=self.options.seed,
+            output=str(self.root / "source-negatives.jsonl"),
+        )
+        judge = FinetuneOptions(
+            cross_encoder=True,
+            encoder=self.init or self.start,
+            collection=[self.options.labelled],
+            negatives_file=[negatives.output],
+            negatives=3,
+            max_steps=self.amounts.cross_encoder,
+            batch_size=8,
+            learning_rate=2e-4,
+            query_max_length=32,
+            passage_max_length=self.options.max_length,
+            output=str(self.root / "cross-encoder"),
+            **self._training(),
+        )
+        return [Stage("mine", negatives), Stage("finetune", judge)]
+
+    def labels(self) -> list[Stage]:
+        """Return the kept queries with the judge's scores of their passages and negatives."""
+        label = QueriesLabelOptions(
+            collection=str(self.arm / "kept"),
+            negatives_file=[str(self.arm / "negatives.jsonl")],
+            cross_encoder=self.options.cross_encoder or str(self.root / "cross-encoder"),
+            max_negatives=4,
+            dtype="bfloat16" if self.options.bfloat16 else "auto",
+            device=self.options.device,
+            output=str(self.arm / "labelled"),
+        )
+        return [Stage("queries label", label)]
+
+    def target_encoder(self) -> list[Stage]:
+        """Return the adapted retriever."""
+        labels = self.options.labels
+        finetune = FinetuneOptions(
+            encoder=self.start,
+            collection=[str(self.arm / ("labelled" if labels else "kept"))],
+            negatives_file=[] if labels else [str(self.arm / "negatives.jsonl")],
+            negatives=2 if labels else 1,
+            loss="margin_mse" if labels else "softmax",
+            max_steps=self.amounts.target,
+            batch_size=self.options.batch_size,
+            learning_rate=1e-4,
+            output=str(self.arm / "encoder"),
+            **self._retriever(),
+        )
+        return [Stage("finetune", finetune)]
+
+    def index(self, folder: Path, prefix: str, encoder: str) -> list[Stage]:
+        """Return the corpus as vectors, and their index."""
+        options = self.options
+        vectors = EncodeOptions(
+            encoder=encoder,
+            collection=self.corpus,
+            dtype="bfloat16" if options.bfloat16 else "auto",
+            device=options.device,
+            output=str(folder / f"{prefix}vectors"),
+        )
+        index = IndexOptions(vectors=vectors.output, output=str(folder / f"{prefix}index"))
+        return [Stage("encode", vectors), Stage("index", index)]
+
+    def run(self, folder: Path, prefix: str, encoder: str) -> list[Stage]:
+        """Return the run of the judged queries."""
+        search = SearchOptions(
+            index=str(folder / f"{prefix}index"),
+            encoder=encoder,
+            collection=self.corpus,
+            split=self.options.measure,
+            device=self.options.device,
+            output=str(folder / f"{prefix}{self.options.measure}.trec"),
+        )
+        return [Stage("search", search)]
+
+    def _training(self) -> dict[str, Any]:
+        precision = "bf16" if self.options.bfloat16 else "no"
+        return {
+            "seed": self.options.seed,
+            "device": self.options.device,
+            "mixed_precision": precision,
+            "save_every": 50,
+        }
+
+    def _retriever(self) -> dict[str, Any]:
+        """Return what is the same of both retrievers."""
+        return {
+            "pooling": "cls",
+            "normalize": True,
+            "temperature": 0.05,
+            "query_max_length": 32,
+            "passage_max_length": self.options.max_length,
+            **self._training(),
+        }
