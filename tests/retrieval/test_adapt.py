@@ -161,7 +161,7 @@ def test_no_weights_are_asked_for_where_nothing_starts_from_them(
     def missing() -> str:
         raise UserError("not installed")
 
-    monkeypatch.setattr("retrieval.adapt.default_weights", missing)
+    monkeypatch.setattr("retrieval.adapt_chain.default_weights", missing)
     given = {"retriever": "R", "writer": "W", "electric": "E", "cross_encoder": "C"}
     options = AdaptOptions(corpus=corpus, labelled=labelled, output=str(tmp_path / "out"), **given)
     assert Chain.of(options).init == ""
