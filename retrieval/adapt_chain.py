@@ -44,10 +44,10 @@ class Amounts:
     condenser: int = 40
     cocondenser: int = 60
     source: int = 40
-    writer: int = 300
+    writer: int = 1500
     electric: int = 300
     cross_encoder: int = 60
-    passages: int = 3000
+    passages: int = 2000
     target: int = 80
 
     @classmethod
