@@ -25,10 +25,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,14 +37,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import orjson
 import torch
-from transformers import AutoModel, BertTokenizerFast, ElectraConfig, ElectraModel
 
 from condenser.corpus.batches import PretrainBatch
 from condenser.corpus.corruption import IGNORED
-from condenser.corpus.tokens import TokenStore, bare_tokenizer, load_tokenizer
+from condenser.corpus.tokens import TokenStore, load_tokenizer
 from condenser.errors import UserError
 from condenser.files import read_json, read_lines, write_json
-from condenser.hub import quiet_transformers
 from condenser.models.backbone import load_backbone
 from condenser.models.discriminator import load_discriminator
 from condenser.models.electra import GENERATOR_FOLDER, ElectraPair, draw_tokens
@@ -57,18 +53,10 @@ from condenser.options import PretrainOptions, SpansOptions
 from condenser.pretrain import OBJECTIVES, build_batches
 from condenser.scorer import Scorer
 from condenser.talk import say
-from retrieval.collections import open_collection
-from retrieval.quickstart import default_weights
 from retrieval.stages import Stage, command_line, run_stages
+from scripts.objectives_data import Pair, cut_start, hold_out, make_pairs, texts_of
 
-EVERY = 20
-WORD = re.compile(r"\w+")
-SENTENCE = re.compile(r"(?<=[.!?])\s+")
-REDRAWN = 0.15
-FEWEST_WORDS, MOST_WORDS = 8, 32
 SCORERS = ("electric", "unigram", "noise_model", "discriminator", "generator")
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ALWAYS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class Settings(NamedTuple):
@@ -81,6 +69,7 @@ class Settings(NamedTuple):
     electra_steps: int = 800
     electra_rate: float = 5e-4
     masked: float = 0.25
+    electric_from: str = "electra"
     electric_steps: int = 1000
     electric_rate: float = 5e-4
     noise_size: float = 0.25
@@ -92,32 +81,6 @@ class Settings(NamedTuple):
 TOY = Settings(
     vocabulary=200, layers=1, span=24, batch_size=4, electra_steps=3, electric_steps=3, judged_spans=8, pairs=8
 )
-
-
-class Pair(NamedTuple):
-    """A sentence and what it is set against."""
-
-    sentence: str
-    redrawn: str
-    swapped: str
-
-
-def hold_out(collection: str, work: Path) -> tuple[Path, Path]:
-    """Write all passages but every 20th into one file and these into another; return both."""
-    files = work / "train.jsonl", work / "held-out.jsonl"
-    if not all(file.is_file() for file in files):
-        kept: tuple[list[bytes], list[bytes]] = [], []
-        for number, passage in enumerate(open_collection(collection).passages()):
-            record = {"_id": passage.id, "title": passage.title, "text": passage.text}
-            kept[number % EVERY == 0].append(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-        for file, lines in zip(files, kept, strict=True):
-            file.write_bytes(b"".join(lines))
-    return files
-
-
-def texts_of(file: Path) -> list[str]:
-    """Return the passages' texts."""
-    return [orjson.loads(line)["text"] for _, line in read_lines(file)]
 
 
 def stages(settings: Settings, work: Path, train: Path, held_out: Path) -> dict[str, Stage]:
@@ -147,7 +110,7 @@ def stages(settings: Settings, work: Path, train: Path, held_out: Path) -> dict[
             replace(
                 learnt,
                 objective="electric",
-                init=learnt.output,
+                init=str(work / settings.electric_from),
                 init_generator=None,
                 generator_size=settings.noise_size,
                 mlm_probability=0.15,
@@ -157,53 +120,6 @@ def stages(settings: Settings, work: Path, train: Path, held_out: Path) -> dict[
             ),
         ),
     }
-
-
-def cut_start(settings: Settings, folder: Path, texts: list[str]) -> None:
-    """Write MiniLM's first layers as an encoder of ELECTRA's, with its most frequent word pieces in some texts.
-
-    Special tokens, letters and digits stay. Dropout is off: less than an epoch is read.
-    """
-    if folder.is_dir():
-        return
-    source = Path(default_weights())
-    engine = bare_tokenizer(load_tokenizer(source))
-    counts: Counter[int] = Counter()
-    for first in range(0, len(texts), 500):
-        for encoding in engine.encode_batch_fast(texts[first : first + 500], add_special_tokens=False):
-            counts.update(encoding.ids)
-    vocabulary = [line for _, line in read_lines(source / "vocab.txt")]
-    ranked = [token for token, _ in counts.most_common()]
-    letters = [token for token, word in enumerate(vocabulary)
-               if len(letter := word.removeprefix("##")) == 1 and (counts[token] or letter in ALWAYS)]  # fmt: skip
-    special = [vocabulary.index(word) for word in SPECIAL]
-    kept = list(dict.fromkeys([*special, *letters, *ranked]))[: settings.vocabulary]
-    with quiet_transformers():
-        encoder = AutoModel.from_pretrained(source, add_pooling_layer=False)
-    known = encoder.config
-    config = ElectraConfig(
-        vocab_size=len(kept),
-        embedding_size=known.hidden_size,
-        hidden_size=known.hidden_size,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=known.num_attention_heads,
-        intermediate_size=known.intermediate_size,
-        layer_norm_eps=known.layer_norm_eps,
-        max_position_embeddings=known.max_position_embeddings,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    cut = ElectraModel(config)
-    weights = encoder.state_dict()
-    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"][kept]
-    cut.load_state_dict({name: weights[name] for name in cut.state_dict()})
-    draft = folder.with_suffix(".draft")
-    draft.mkdir(exist_ok=True)
-    (draft / "vocab.txt").write_text("".join(f"{vocabulary[token]}\n" for token in kept))
-    with quiet_transformers():
-        BertTokenizerFast(vocab=str(draft / "vocab.txt"), do_lower_case=True).save_pretrained(draft)
-        cut.save_pretrained(draft)
-    draft.rename(folder)
 
 
 def trained(stage: Stage, work: Path) -> float:
@@ -274,48 +190,6 @@ def electra_figures(settings: Settings, made: dict[str, Stage]) -> dict[str, flo
     }
 
 
-def make_pairs(train: list[str], held_out: list[str], count: int) -> list[Pair]:
-    """Draw held-out sentences that stand in no training passage, each with its two counterparts.
-
-    A word is a run of letters and digits. What is drawn comes in lower case, and is not the word that it replaces.
-    """
-    counts = Counter(word for text in train for word in WORD.findall(text.lower()))
-    words, shares = list(counts), np.array(list(counts.values())) / counts.total()
-    known = {sentence for text in train for sentence in SENTENCE.split(text)}
-    found = {sentence: None for text in held_out for sentence in SENTENCE.split(text) if sentence not in known}
-    fitting = [one for one in found if FEWEST_WORDS <= len(WORD.findall(one)) <= MOST_WORDS]
-    rng = np.random.default_rng(7)
-    pairs = []
-    for number in rng.permutation(len(fitting))[:count]:
-        sentence = fitting[number]
-        spans = [match.span() for match in WORD.finditer(sentence)]
-        own = [sentence[start:stop].lower() for start, stop in spans]
-        chosen = rng.permutation(len(spans))[: max(1, round(REDRAWN * len(spans)))]
-        redrawn = {}
-        for place in sorted(map(int, chosen)):
-            while (word := words[rng.choice(len(words), p=shares)]) == own[place]:
-                pass
-            redrawn[place] = word
-        one = int(rng.integers(len(spans)))
-        others = [place for place, word in enumerate(own) if word != own[one]]
-        if not others:
-            continue
-        other = int(rng.choice(others))
-        pairs.append(
-            Pair(sentence, put(sentence, spans, redrawn), put(sentence, spans, {one: own[other], other: own[one]}))
-        )
-    return pairs
-
-
-def put(sentence: str, spans: list[tuple[int, int]], words: dict[int, str]) -> str:
-    """Return a sentence with other words in some places."""
-    parts, end = [], 0
-    for place, (start, stop) in enumerate(spans):
-        parts += [sentence[end:start], words.get(place, sentence[start:stop])]
-        end = stop
-    return "".join([*parts, sentence[end:]])
-
-
 def preferred(score: Any, pairs: list[Pair]) -> dict[str, float]:
     """Return in which share of the pairs the sentence scores above each counterpart; ``score`` takes texts."""
     own, redrawn, swapped = (np.asarray(score([pair[kind] for pair in pairs])) for kind in range(3))
@@ -328,8 +202,9 @@ def preferred(score: Any, pairs: list[Pair]) -> dict[str, float]:
 class OtherScorers:
     """What Electric is set beside, on the same word pieces in the same frame."""
 
-    def __init__(self, electric: Scorer, folder: Path, counts: np.ndarray) -> None:
+    def __init__(self, electric: Scorer, folder: Path, counts: np.ndarray, electra: Path) -> None:
         self._tokenizer = load_tokenizer(folder)
+        self._electra = electra
         self._electric = electric
         self._log_share = np.log((counts + 1) / (counts.sum() + len(counts)))
 
@@ -348,9 +223,14 @@ class OtherScorers:
             scores.append(float(model.noise.log_likelihood(model.noise(ids, None)[0, 1:-1], ids[0, 1:-1]).sum()))
         return scores
 
+    def generator(self, texts: list[str]) -> list[float]:
+        """Sum log p of ELECTRA's generator, a token masked at a time."""
+        return [one.pll for one in Scorer.load(self._electra / GENERATOR_FOLDER, method="masked_lm").score(texts)]
+
     @torch.inference_mode()
-    def discriminator(self, model: Any, texts: list[str]) -> list[float]:
+    def discriminator(self, texts: list[str]) -> list[float]:
         """Sum the log-probabilities that a token is the text's own."""
+        model: Any = load_discriminator(self._electra)[0].eval()
         rows = self._tokenizer(texts).input_ids
         scores = [0.0] * len(rows)
         for batch in batches_by_length([len(row) for row in rows], 3072):
@@ -366,15 +246,13 @@ def electric_figures(scorers: list[str], made: dict[str, Stage], pairs: list[Pai
     folder = made["electric"].made
     scorer = Scorer.load(folder)
     store = TokenStore(made["spans"].made)
-    discriminator = load_discriminator(made["electra"].made)[0].eval()
-    others = OtherScorers(scorer, folder, store.unigram_counts(discriminator.config.vocab_size))
-    masked = Scorer.load(made["electra"].made / GENERATOR_FOLDER, method="masked_lm")
+    others = OtherScorers(scorer, folder, store.unigram_counts(len(load_tokenizer(folder))), made["electra"].made)
     by_name = {
         "electric": lambda texts: [one.pll for one in scorer.score(texts)],
         "unigram": others.unigram,
         "noise_model": others.noise_model,
-        "discriminator": lambda texts: others.discriminator(discriminator, texts),
-        "generator": lambda texts: [one.pll for one in masked.score(texts)],
+        "discriminator": others.discriminator,
+        "generator": others.generator,
     }
     shares = {name: preferred(by_name[name], pairs) for name in scorers}
     log_z = scorer.log_z([pair.sentence for pair in pairs[:100]], draws=64)
@@ -403,9 +281,10 @@ def study(given: argparse.Namespace, settings: Settings) -> dict[str, Any]:
                 raise UserError("was made with other settings", file, "choose another --output")
             figures[name] = result["figures"]
             continue
-        cut_start(settings, given.work / "start", texts_of(train))
+        cut_start(given.work / "start", texts_of(train), settings.vocabulary, settings.layers)
         run_stages([made["spans"], made["held_out"]])
-        needed = ["electra", "electric"][: 1 + (name == "electric")]
+        needed = ["electra"] if name == "electra" or settings.electric_from == "electra" else []
+        needed += ["electric"] if name == "electric" else []
         spent = {one: round(trained(made[one], given.work), 1) for one in needed}
         if name == "electra":
             figures[name] = electra_figures(settings, made)

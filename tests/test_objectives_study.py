@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.objectives_study import WORD, auc, make_pairs, put
+from scripts.objectives_data import WORD, make_pairs, put
+from scripts.objectives_study import auc
 from tests.retrieval.test_check import write
 from tests.test_recipe_study import words_of
 
