@@ -1,11 +1,13 @@
-"""Measure what a cross-encoder adds to BM25's run: trained on BM25's negatives, its depth chosen on dev, test run once.
+"""Measure what a cross-encoder adds to BM25's run, or another: trained on BM25's negatives, depth by dev, test once.
 
 Every step is a command of `condenser` with its result in --work; one that was stopped goes on there. Printed are the
-commands, the dev figures by depth, the comparison with BM25 on test, and as the last line JSON with the figures and the
-processor time of this run.
+commands, the dev figures by depth, the comparison with the base run on test, and as the last line JSON with the figures
+and the processor time of this run.
 
     python scripts/rerank_study.py --work /tmp/rerank                    # medquad, from the installed MiniLM
     python scripts/rerank_study.py --work /tmp/toy --quick               # a few steps: shows that it runs
+    python scripts/rerank_study.py --work /tmp/rerank --base dense.dev.trec dense.test.trec
+                                                        # the same cross-encoder on the runs of a bi-encoder
 
 The default start, all-MiniLM-L6-v2, was trained on MS MARCO and Natural Questions.
 """
@@ -64,16 +66,22 @@ def training(given: argparse.Namespace, start: str) -> list[Stage]:
     return [*lexical, Stage("mine", mined), Stage("finetune", trained), reranking(given, "dev", max(given.depths))]
 
 
+def base_run(given: argparse.Namespace, split: str) -> str:
+    """Return the run of a split that is reranked: BM25's, or that of --base."""
+    runs = given.base or [given.work / f"bm25.{name}.trec" for name in ("dev", "test")]
+    return str(runs[("dev", "test").index(split)])
+
+
 def reranking(given: argparse.Namespace, split: str, depth: int) -> Stage:
-    """Return the command that reranks BM25's run of a split."""
+    """Return the command that reranks the base run of a split."""
     options = RerankOptions(
         model=str(given.work / "cross"),
-        run=str(given.work / f"bm25.{split}.trec"),
+        run=base_run(given, split),
         collection=given.collection,
         split=split,
         depth=depth,
         dtype="bfloat16" if given.bfloat16 else "auto",
-        output=str(given.work / f"reranked.{split}.trec"),
+        output=str(given.work / f"reranked.{'base.' if given.base else ''}{split}.trec"),
     )
     return Stage("rerank", options)
 
@@ -94,17 +102,17 @@ def study(given: argparse.Namespace, start: str) -> None:
     collection = open_collection(given.collection)
     first = training(given, start)
     run_stages(first)
-    base, deep = str(given.work / "bm25.dev.trec"), load_run(given.work / "reranked.dev.trec")
+    base, deep = base_run(given, "dev"), load_run(first[-1].made)
     qrels = collection.qrels("dev")
     on_dev = {depth: evaluate(qrels, at_depth(base, deep, depth), (METRIC,))[METRIC] for depth in given.depths}
     chosen = max(on_dev, key=lambda depth: on_dev[depth])
     last = reranking(given, "test", chosen)
     run_stages([last])
     print(*(command_line(stage) for stage in [*first, last]), sep="\n")
-    print(f"dev {METRIC}: {evaluate(qrels, base, (METRIC,))[METRIC]:.4f} as BM25 has it")
+    print(f"dev {METRIC}: {evaluate(qrels, base, (METRIC,))[METRIC]:.4f} as the base has it")
     print(*(f"  depth {depth}: {value:.4f}" for depth, value in on_dev.items()), sep="\n")
     compared = compare(
-        collection.qrels("test"), str(given.work / "bm25.test.trec"), {"reranked": str(last.made)}, [METRIC, "nDCG@10"]
+        collection.qrels("test"), base_run(given, "test"), {"reranked": str(last.made)}, [METRIC, "nDCG@10"]
     )
     print(compared)
     measured = evaluate(collection.qrels("test"), str(last.made), (METRIC, "nDCG@10"))
@@ -118,6 +126,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="folder of artifacts")
     parser.add_argument("--collection", default="medquad")
     parser.add_argument("--start", help="folder of an encoder; default: the installed MiniLM")
+    parser.add_argument(
+        "--base", type=Path, nargs=2, metavar=("DEV", "TEST"), help="runs to rerank in the place of BM25's"
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--learning_rate", type=float, default=2e-4)
