@@ -1,17 +1,17 @@
-"""The stages of an adaptation, and how much each does."""
+"""The stages of an adaptation."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from condenser.errors import UserError
 from condenser.hub import local_folder
 from condenser.options import PretrainOptions, SpansOptions
 from condenser.weights import check_config
-from retrieval.adapt_options import AdaptOptions
+from retrieval.adapt_options import AdaptOptions, Amounts
 from retrieval.options import EncodeOptions, FinetuneOptions, IndexOptions, MineOptions, SearchOptions
 from retrieval.queries.options import (
     QueriesFilterOptions,
@@ -22,38 +22,6 @@ from retrieval.queries.options import (
 from retrieval.quickstart import default_weights
 from retrieval.stages import Stage
 from retrieval.writer_options import TrainWriterOptions
-
-_BUDGET = 60.0
-
-
-@dataclass(frozen=True)
-class Amounts:
-    """How much each stage does.
-
-    Attributes:
-        condenser: steps of 16 spans.
-        cocondenser: steps of 24 documents.
-        source: steps of the labelled collection's queries, for the retriever.
-        writer: steps of queries.
-        electric: steps of 32 spans.
-        cross_encoder: steps of 8 queries.
-        passages: that queries are written for.
-        target: steps of written queries.
-    """
-
-    condenser: int = 40
-    cocondenser: int = 60
-    source: int = 40
-    writer: int = 1500
-    electric: int = 300
-    cross_encoder: int = 60
-    passages: int = 2000
-    target: int = 80
-
-    @classmethod
-    def within(cls, minutes: float) -> Self:
-        """Scale the amounts of the default budget."""
-        return cls(*(max(2, round(count * minutes / _BUDGET)) for count in dataclasses.astuple(cls())))
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
-"""Options of the verb that adapts a retriever to a corpus without judgements."""
+"""Options of the verb that adapts a retriever to a corpus without judgements, and how much its stages do."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Self
 
 from condenser.options import Options, option, output, seed_of, source
 from retrieval.option_types import Device, Format, Split
+
+_BUDGET = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +52,33 @@ class AdaptOptions(Options):
     seed: int = seed_of("every stage")
     device: Device = option("auto", "where to compute", shapes_result=False)
     dry_run: bool = option(False, "print the commands, do nothing", shapes_result=False)
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much each stage does.
+
+    Attributes:
+        condenser: steps of 16 spans.
+        cocondenser: steps of 24 documents.
+        source: steps of the labelled collection's queries, for the retriever.
+        writer: steps of queries.
+        electric: steps of 32 spans.
+        cross_encoder: steps of 8 queries.
+        passages: that queries are written for.
+        target: steps of written queries.
+    """
+
+    condenser: int = 40
+    cocondenser: int = 60
+    source: int = 40
+    writer: int = 1500
+    electric: int = 300
+    cross_encoder: int = 60
+    passages: int = 2000
+    target: int = 80
+
+    @classmethod
+    def within(cls, minutes: float) -> Self:
+        """Scale the amounts of the default budget."""
+        return cls(*(max(2, round(count * minutes / _BUDGET)) for count in dataclasses.astuple(cls())))

@@ -46,8 +46,8 @@ from condenser.manifest import identity, load_manifest
 from condenser.talk import say
 from eval.evaluation import evaluate
 from eval.significance import bootstrap_intervals
-from retrieval.adapt_chain import Amounts, Chain
-from retrieval.adapt_options import AdaptOptions
+from retrieval.adapt_chain import Chain
+from retrieval.adapt_options import AdaptOptions, Amounts
 from retrieval.collections import open_collection
 from retrieval.options import Bm25Options
 from retrieval.quickstart import METRICS, default_weights

@@ -13,8 +13,8 @@ import pytest
 
 from condenser.errors import UserError
 from retrieval.adapt import Adapted, adapt
-from retrieval.adapt_chain import Amounts, Chain
-from retrieval.adapt_options import AdaptOptions
+from retrieval.adapt_chain import Chain
+from retrieval.adapt_options import AdaptOptions, Amounts
 from retrieval.cli import main, parse_options
 from retrieval.index import Index
 from retrieval.queries.pool import read_written
