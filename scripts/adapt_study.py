@@ -57,7 +57,7 @@ LEXICAL = "bm25"
 ARMS = (LEXICAL, "source", "cocondenser", "sampled", "constrained", "gain", "roundtrip", "labels")
 WRITTEN = ARMS[3:]
 QUICK = Amounts(
-    condenser=2, cocondenser=2, source=2, writer=2, electric=2, cross_encoder=2, passages=12, target=2
+    condenser=2, cocondenser=2, source=2, writer=2, electric=2, cross_encoder=2, passages=40, target=2
 )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def chain_of(arm: str, given: argparse.Namespace, seed: int) -> Chain:
         labels=place > 3,
         measure="test",
         max_length=24 if given.quick else 64,
-        batch_size=4 if given.quick else 32,
+        batch_size=2 if given.quick else 32,
         bfloat16=given.bfloat16,
         seed=seed,
     )
