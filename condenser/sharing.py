@@ -95,7 +95,9 @@ class SharedWorkspace(Workspace):
         """Share the lock and agree on what is made; False when the folder was moved meanwhile, to look again."""
         try:
             self._take_lock()
-            if not self._has_moved() and not (self.output / MANIFEST).is_file():
+            # A finished folder, or one that is about to go back to NAME.partial, is looked at first.
+            settled = not any((self.output / name).is_file() for name in (MANIFEST, _WITHDRAWN))
+            if settled and not self._has_moved():
                 self._agree()
                 return True
         except FileNotFoundError:
@@ -156,22 +158,26 @@ class SharedWorkspace(Workspace):
             (self.output / SCRATCH).mkdir(exist_ok=True)
             os.rename(self.output / MANIFEST, self.output / _WITHDRAWN)
         except FileNotFoundError:
-            return
+            return  # and finds the folder on its way back, or there
         sync_folder(self.output)
         fault_point("manifest-withdrawn")
         self._move_back()
         fault_point("folder-withdrawn")
 
     def _move_back(self) -> None:
-        self._sweep_empty()
-        try:
-            os.rename(self.output, self.path)
-        except FileNotFoundError:
-            return
-        except OSError:
-            raise UserError(
-                f"stands in the way of {self.output}, which has to be mended there", self.path, "remove it"
-            ) from None
+        while True:
+            self._sweep_empty()
+            try:
+                os.rename(self.output, self.path)
+                break
+            except FileNotFoundError:
+                return
+            except OSError:
+                # another may have put its lock there just now, and will look again
+                if self.path.is_dir() and not self._holds_nothing():
+                    raise UserError(
+                        f"stands in the way of {self.output}, which has to be mended there", self.path, "remove it"
+                    ) from None
         sync_folder(self.output.absolute().parent)
 
     def _sweep_empty(self) -> None:
