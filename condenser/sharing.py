@@ -7,6 +7,7 @@ happen once is a rename or a link, which a shared disk does once.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -158,7 +159,7 @@ class SharedWorkspace(Workspace):
             (self.output / SCRATCH).mkdir(exist_ok=True)
             os.rename(self.output / MANIFEST, self.output / _WITHDRAWN)
         except FileNotFoundError:
-            return  # and finds the folder on its way back, or there
+            return
         sync_folder(self.output)
         fault_point("manifest-withdrawn")
         self._move_back()
@@ -172,9 +173,12 @@ class SharedWorkspace(Workspace):
                 break
             except FileNotFoundError:
                 return
-            except OSError:
+            except OSError as error:
                 # another may have put its lock there just now, and will look again
-                if self.path.is_dir() and not self._holds_nothing():
+                in_passing = error.errno in (errno.ENOTEMPTY, errno.EEXIST) and (
+                    not self.path.is_dir() or self._holds_nothing()
+                )
+                if not in_passing:
                     raise UserError(
                         f"stands in the way of {self.output}, which has to be mended there", self.path, "remove it"
                     ) from None

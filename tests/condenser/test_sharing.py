@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -160,3 +161,49 @@ def test_a_manifest_that_points_outside_is_no_damage_to_mend(tmp_path: Path) -> 
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="lies outside the folder"), share(folder):
         pass
+
+
+def test_one_who_comes_while_another_takes_a_damaged_folder_back_begins_no_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both saw the damage; the other has renamed the manifest and not yet the folder."""
+    (finished(tmp_path / "out") / "a").unlink()
+    first_half = share(tmp_path / "out")
+    halves = iter([lambda: _withdraw_the_manifest(tmp_path / "out"), first_half._move_back])
+    monkeypatch.setattr(SharedWorkspace, "_withdraw", lambda self: next(halves)())
+    with share(tmp_path / "out") as work:
+        assert not (tmp_path / "out").exists()
+        assert work.withdrawn().keys() == {"a", "b"} and (work.path / "b").read_text() == "b" * 10
+
+
+def _withdraw_the_manifest(folder: Path) -> None:
+    (folder / ".work").mkdir()
+    (folder / MANIFEST).rename(folder / ".work" / "withdrawn.json")
+
+
+def test_a_lock_that_was_just_put_there_is_no_hindrance_and_a_refusal_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, tried = os.rename, []
+
+    def with_a_lock_in_the_way(source: Any, target: Any) -> None:
+        if Path(target).suffix == ".partial" and not tried:
+            tried.append(1)
+            (Path(target) / ".work").mkdir(parents=True)
+            (Path(target) / ".work" / "lock").touch()
+        rename(source, target)
+
+    def refused(source: Any, target: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for name, renaming in (("in-passing", with_a_lock_in_the_way), ("refused", refused)):
+        folder = finished(tmp_path / name)
+        _withdraw_the_manifest(folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", renaming)
+            if renaming is refused:
+                with pytest.raises(UserError, match="stands in the way"):
+                    share(folder)._move_back()
+                continue
+            share(folder)._move_back()
+        assert tried and not folder.exists() and (tmp_path / f"{name}.partial" / "a").is_file()
