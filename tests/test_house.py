@@ -33,6 +33,7 @@ ROOMS = [
         "manifest",
         "sharing",
         "options",
+        "boolean",
         "lm_options",
         "score_options",
         "hub",

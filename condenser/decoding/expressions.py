@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal
 
+from condenser.boolean import BooleanReader
 from condenser.decoding.automaton import Automaton
 from condenser.decoding.phrases import any_phrase, any_spelling
 from condenser.decoding.pieces import Pieces
 from condenser.decoding.regular import matching
-from condenser.errors import UserError
 
-_DEEPEST = 50
 _JOINT = re.compile(r"\s*(and|or)\b")
 
 
@@ -30,12 +30,7 @@ def automaton_of(expression: str, pieces: Pieces) -> Automaton:
     Raises:
         UserError: what cannot be read, with its place; a phrase or pattern that cannot be used.
     """
-    reader = _Reader(expression)
-    node = reader.read_or(0)
-    reader.skip_blanks()
-    if reader.place < len(expression):
-        raise reader.error("and, or, or the end")
-    return _build(node, pieces, wanted=True)
+    return _build(_Reader(expression).read(), pieces, wanted=True)
 
 
 @dataclass(frozen=True)
@@ -64,50 +59,30 @@ def _build(node: _Node, pieces: Pieces, wanted: bool) -> Automaton:
     return reduce(Automaton.intersection, (phrase([item], pieces) for item in node.items))
 
 
-class _Reader:
-    """Reads an expression from left to right."""
+class _Reader(BooleanReader[_Node]):
+    where = "the constraint"
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.place = 0
+    def joined(self, word: Literal["and", "or", "not"], parts: tuple[_Node, ...]) -> _Node:
+        return _Node(word, parts)
 
-    def read_or(self, depth: int) -> _Node:
-        """Read what or joins."""
-        return self._read_joined("or", depth)
-
-    def _read_joined(self, word: str, depth: int) -> _Node:
-        nodes = []
-        while True:
-            nodes.append(self._read_joined("and", depth) if word == "or" else self._read_one(depth))
-            if not self._take(rf"{word}\b"):
-                return nodes[0] if len(nodes) == 1 else _Node(word, tuple(nodes))
-
-    def _read_one(self, depth: int) -> _Node:
-        if depth > _DEEPEST:
-            raise self.error(f"at most {_DEEPEST} brackets and nots in one another")
-        if self._take(r"not\b"):
-            return _Node("not", (self._read_one(depth + 1),))
-        if self._take(r"\("):
-            node = self.read_or(depth + 1)
-            if not self._take(r"\)"):
-                raise self.error("a closing bracket")
-            return node
+    def read_one(self) -> _Node:
+        """Read words or a pattern behind their kind."""
         for kind in ("words", "any", "regex"):
-            if self._take(f"{kind}:"):
+            if self.take(f"{kind}:"):
                 return _Node(kind, items=self._read_items(kind))
         raise self.error("words:, any:, regex:, not or an opening bracket")
 
     def _read_items(self, kind: str) -> tuple[str, ...]:
         items = [self._read_item(kind)]
-        while kind != "regex" and self._take(","):
+        while kind != "regex" and self.take(","):
             items.append(self._read_item(kind))
         return tuple(items)
 
     def _read_item(self, kind: str) -> str:
-        quoted = self._take(r'"((?:\\"|[^"])*)"')
+        quoted = self.take(r'"((?:\\"|[^"])*)"')
         if quoted:
             return quoted.group(1).replace('\\"', '"')
-        if self._take('"'):
+        if self.take('"'):
             self.place = len(self.text)
             raise self.error("a closing quote")
         self.skip_blanks()
@@ -126,21 +101,3 @@ class _Reader:
             self.place = start
             raise self.error("a pattern" if kind == "regex" else "a word or phrase")
         return item
-
-    def skip_blanks(self) -> None:
-        """Go on to what is no blank."""
-        while self.place < len(self.text) and self.text[self.place].isspace():
-            self.place += 1
-
-    def _take(self, pattern: str) -> re.Match[str] | None:
-        found = re.compile(rf"\s*{pattern}").match(self.text, self.place)
-        if found:
-            self.place = found.end()
-        return found
-
-    def error(self, expected: str) -> UserError:
-        """Return the error that something else was expected here."""
-        self.skip_blanks()
-        rest = self.text[self.place : self.place + 20]
-        found = repr(rest) if rest else "the end"
-        return UserError(f"character {self.place + 1}: found {found}, expected {expected}", "the constraint")

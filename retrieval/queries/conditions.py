@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from condenser.boolean import BooleanReader
 from condenser.errors import UserError, nearest, sample
 
 NAME = re.compile(r"[^\W\d][\w.]*")
@@ -26,7 +27,6 @@ OPERATORS = {
     "!=": operator.ne,
 }
 
-_DEEPEST = 50
 _WORDS = ("and", "or", "not")
 _OPERATOR = re.compile("|".join(sorted(OPERATORS, key=len, reverse=True)))
 _NUMBER = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(?![\w.])")
@@ -77,12 +77,7 @@ def read_condition(expression: str) -> Condition:
     Raises:
         UserError: what cannot be read, with its place, what stands there and what was expected.
     """
-    reader = _Reader(expression)
-    condition = reader.read_or(0)
-    reader.skip_blanks()
-    if reader.place < len(expression):
-        raise reader.error("and, or, or the end")
-    return condition
+    return _Reader(expression).read()
 
 
 def comparisons_of(condition: Condition) -> Iterator[Comparison]:
@@ -147,44 +142,23 @@ def _compared(comparison: Comparison, figure: np.ndarray) -> np.ndarray:
     return holds & ~np.isnan(figure)  # else a missing figure would be unequal to every number
 
 
-class _Reader:
-    """Reads an expression from left to right."""
+class _Reader(BooleanReader[Condition]):
+    where = _WHERE
+    behind_word = r"(?![\w.])"
+    missing_bracket = "and, or, or a closing bracket"
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.place = 0
+    def joined(self, word: Literal["and", "or", "not"], parts: tuple[Condition, ...]) -> Condition:
+        return Joined(word, parts)
 
-    def read_or(self, depth: int) -> Condition:
-        """Read what or joins."""
-        return self._read_joined("or", depth)
-
-    def _read_joined(self, word: Literal["and", "or"], depth: int) -> Condition:
-        parts = []
-        while True:
-            parts.append(self._read_joined("and", depth) if word == "or" else self._read_one(depth))
-            if not self._take_word(word):
-                return parts[0] if len(parts) == 1 else Joined(word, tuple(parts))
-
-    def _read_one(self, depth: int) -> Condition:
-        if depth > _DEEPEST:
-            raise self.error(f"at most {_DEEPEST} brackets and nots in one another")
-        if self._take_word("not"):
-            return Joined("not", (self._read_one(depth + 1),))
-        if self._take(re.compile(r"\(")):
-            condition = self.read_or(depth + 1)
-            if not self._take(re.compile(r"\)")):
-                raise self.error("and, or, or a closing bracket")
-            return condition
-        return self._read_comparison()
-
-    def _read_comparison(self) -> Comparison:
+    def read_one(self) -> Comparison:
+        """Read a comparison."""
         self.skip_blanks()
         start = self.place
-        name = self._take(NAME)
+        name = self.take(NAME)
         if name is None or name.group() in _WORDS:
             self.place = start
             raise self.error("the name of a figure, not or an opening bracket")
-        compared = self._take(_OPERATOR)
+        compared = self.take(_OPERATOR)
         if compared is None:
             raise self.error(f"one of {' '.join(OPERATORS)}")
         value, quantile = self._read_value()
@@ -193,32 +167,10 @@ class _Reader:
     def _read_value(self) -> tuple[float, bool]:
         self.skip_blanks()
         start = self.place
-        share = self._take(_QUANTILE)
-        found = share or self._take(_NUMBER)
+        share = self.take(_QUANTILE)
+        found = share or self.take(_NUMBER)
         value = float(found.group(1)) if found else math.inf
         if math.isinf(value) or (share and value > 1):
             self.place = start
             raise self.error("a number, or q and a share from 0 to 1 such as q0.5, the median")
         return value, share is not None
-
-    def _take_word(self, word: str) -> bool:
-        return self._take(re.compile(rf"{word}(?![\w.])")) is not None
-
-    def skip_blanks(self) -> None:
-        """Go on to what is no blank."""
-        while self.place < len(self.text) and self.text[self.place].isspace():
-            self.place += 1
-
-    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        self.skip_blanks()
-        found = pattern.match(self.text, self.place)
-        if found:
-            self.place = found.end()
-        return found
-
-    def error(self, expected: str) -> UserError:
-        """Return the error that something else was expected here."""
-        self.skip_blanks()
-        rest = self.text[self.place : self.place + 20]
-        found = repr(rest) if rest else "the end"
-        return UserError(f"character {self.place + 1}: found {found}, expected {expected}", _WHERE)
