@@ -219,7 +219,7 @@ def seal_folder(draft: Path, final: Path, header: Mapping[str, Any]) -> None:
 
 
 def refuse_overwriting(output: str | Path, *inputs: str | Path | None) -> None:
-    """Refuse an output that is one of the files that are read, or that lies in a finished folder that is read.
+    """Refuse an output that is one of the files and folders that are read, or lies in a finished folder that is read.
 
     Raises:
         UserError: such an output; nothing that does not exist is one.
@@ -229,10 +229,11 @@ def refuse_overwriting(output: str | Path, *inputs: str | Path | None) -> None:
         source = Path(given) if given else None
         if source is None or not source.exists():
             continue
-        if source.is_file() and output.exists() and os.path.samefile(source, output):
-            raise UserError("is read, and would be written over", output, "choose another --output")
         if (source / MANIFEST).is_file() and output.resolve().is_relative_to(source.resolve()):
             raise UserError(f"lies in {source}, which is read", output, "choose another --output")
+        if output.exists() and os.path.samefile(source, output):
+            where = "over" if source.is_file() else "into"
+            raise UserError(f"is read, and would be written {where}", output, "choose another --output")
 
 
 def result_config(options: Any) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from typing import Any, BinaryIO, TextIO
 from condenser.errors import UserError, nearest
 
 MAX_LINE_BYTES = 64 * 2**20
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says of a write that finds no room."""
 
 _ZSTD_CHUNK_BYTES = 2**14
 _COPY_BYTES = 2**20
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -307,7 +308,7 @@ def atomic_write_bytes(path: str | Path) -> Iterator[BinaryIO]:
         os.replace(draft, path)
         sync_folder(path.parent)
     except OSError as error:
-        if error.errno in _NO_SPACE and error.filename is None:  # a full disk that does not say for which file
+        if error.errno in NO_SPACE and error.filename is None:  # a full disk that does not say for which file
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     finally:

@@ -46,7 +46,12 @@ class Options:
             value = getattr(self, one.name)
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, int | float) and not isinstance(number, bool):
-                    _check_number(one.name.rstrip("_"), number, one.metadata.get("range") or Range())
+                    _check_number(option_name(one.name), number, one.metadata.get("range") or Range())
+
+
+def option_name(field: str) -> str:
+    """Return what a field is called on a command line: ``from_`` is --from, a word of Python without the underscore."""
+    return field.rstrip("_")
 
 
 def is_given(options: Options, name: str) -> bool:

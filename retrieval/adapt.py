@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,10 @@ from typing import Any
 from condenser.artifacts import refuse_overwriting
 from condenser.errors import UserError
 from condenser.files import write_json
-from condenser.talk import say
 from retrieval.adapt_chain import Chain
 from retrieval.adapt_options import AdaptOptions
 from retrieval.collections import open_collection
-from retrieval.quickstart import METRICS
+from retrieval.quickstart import figure_lines, measure
 from retrieval.stages import command_line, run_stages
 
 _TOO_SMALL = (
@@ -36,10 +33,7 @@ class Adapted:
     def __str__(self) -> str:
         lines = []
         if self.rows:
-            width = max(len(row["name"]) for row in self.rows)
-            lines = [f"{'':<{width}}" + "".join(f"{metric:>10}" for metric in METRICS)]
-            lines += [f"{row['name']:<{width}}" + "".join(f"{row[m]:>10.3f}" for m in METRICS) for row in self.rows]
-            lines.append("")
+            lines = [*figure_lines(self.rows), ""]
         lines += [
             f"The retriever is {self.output}/encoder, its index {self.output}/index; "
             f"{self.output}/kept/report.md tells of the queries. Made by:"
@@ -63,7 +57,8 @@ def adapt(options: AdaptOptions) -> Adapted | str:
     stages, measured = chain.stages()
     if options.dry_run:
         return "\n".join(command_line(stage) for stage in stages)
-    _check_output(options)
+    given = (options.retriever, options.writer, options.electric, options.cross_encoder)
+    refuse_overwriting(options.output, options.corpus, options.labelled, options.init, *given)
     corpus = open_collection(chain.corpus)
     if options.measure is not None:
         corpus.qrels(options.measure)
@@ -79,23 +74,7 @@ def adapt(options: AdaptOptions) -> Adapted | str:
         raise UserError(error.what, error.where, _TOO_SMALL) from None
     rows = []
     if options.measure is not None:
-        from eval.evaluation import evaluate
-
-        qrels = corpus.qrels(options.measure)
-        for name, run in measured.items():
-            means = evaluate(qrels, run, METRICS).means
-            rows.append({"name": name, **{metric: float(means[metric]) for metric in METRICS}})
-            say(f"{name}: {json.dumps(rows[-1])}")
+        rows = [{"name": name, **measure(corpus, run, options.measure)} for name, run in measured.items()]
     result = Adapted(options.output, rows, [command_line(stage) for stage in stages])
     write_json(Path(options.output) / "adapt.json", dataclasses.asdict(result))
     return result
-
-
-def _check_output(options: AdaptOptions) -> None:
-    """Raise UserError for an output that is, or lies in, what is read."""
-    read = [options.corpus, options.labelled, options.init]
-    read += [options.retriever, options.writer, options.electric, options.cross_encoder]
-    refuse_overwriting(options.output, *read)
-    for name in filter(None, read):
-        if Path(options.output).exists() and Path(name).exists() and os.path.samefile(name, options.output):
-            raise UserError("is read, and would be written into", options.output, "choose another --output")

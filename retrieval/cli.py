@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from condenser.errors import UserError, nearest
+from condenser.files import NO_SPACE
+from condenser.options import option_name
 
-_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-_SPACE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FAULTS = (*NO_SPACE, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 _PATH_FAULTS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 
 
@@ -191,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _free_space(error: OSError) -> str:
     """Say how much is free where a write failed for want of space, if that can be told."""
     place = error.filename
-    if error.errno not in _SPACE_FAULTS or not isinstance(place, str | os.PathLike):
+    if error.errno not in NO_SPACE or not isinstance(place, str | os.PathLike):
         return ""
     folder = next((parent for parent in Path(place).absolute().parents if parent.is_dir()), None)
     return f" ({shutil.disk_usage(folder).free / 2**30:,.1f} GiB free there)" if folder else ""
@@ -280,7 +281,7 @@ def parse_options(verb: str, words: Sequence[str]) -> Any:
         raise UserError(f"--config holds no YAML text: {error.reason}") from None
     except RecursionError:
         raise UserError("--config holds YAML that contains itself") from None
-    values = {field.name: getattr(known, _option_name(field)) for field in dataclasses.fields(options_class)}
+    values = {field.name: getattr(known, option_name(field.name)) for field in dataclasses.fields(options_class)}
     _check_given(options_class, values)
     return options_class(**values)
 
@@ -292,10 +293,10 @@ def _check_given(options_class: type, values: dict[str, Any]) -> None:
         if _is_required(field) and values[field.name] in (None, []):
             raise UserError(f"--{field.name} is missing: {field.metadata['help']}")
         if isinstance(values[field.name], str) and "\0" in values[field.name]:
-            raise UserError(f"--{_option_name(field)} holds a NUL character", hint="write it as text without one")
+            raise UserError(f"--{option_name(field.name)} holds a NUL character", hint="write it as text without one")
         hint = hints[field.name]
         if values[field.name] is None and type(None) not in typing.get_args(hint):
-            raise UserError(f"--{_option_name(field)} is null, expected {_in_words(hint)}")
+            raise UserError(f"--{option_name(field.name)} is null, expected {_in_words(hint)}")
 
 
 def _with_underscores(word: str) -> str:
@@ -305,11 +306,6 @@ def _with_underscores(word: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
-def _option_name(field: dataclasses.Field[Any]) -> str:
-    """Return the field's name, less the underscore behind one that is a word of Python: ``from_`` is --from."""
-    return field.name.rstrip("_")
-
-
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
@@ -317,7 +313,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 def _build_parser(verb: str, options_class: type) -> Any:
     import jsonargparse
 
-    hints = {name.rstrip("_"): hint for name, hint in typing.get_type_hints(options_class).items()}
+    hints = {option_name(name): hint for name, hint in typing.get_type_hints(options_class).items()}
     positional = VERBS[verb].positional
 
     class OneLineParser(jsonargparse.ArgumentParser):
@@ -332,14 +328,14 @@ def _build_parser(verb: str, options_class: type) -> Any:
     )
     parser.add_argument("--config", action=jsonargparse.ActionConfigFile, help="YAML file of options")
     for field in dataclasses.fields(options_class):
-        _add_argument(parser, field, hints[_option_name(field)], field.name in positional)
+        _add_argument(parser, field, hints[option_name(field.name)], field.name in positional)
     return parser
 
 
 def _add_argument(parser: Any, field: dataclasses.Field[Any], hint: Any, positional: bool) -> None:
     import jsonargparse
 
-    name = _option_name(field) if positional else f"--{_option_name(field)}"
+    name = option_name(field.name) if positional else f"--{option_name(field.name)}"
     settings: dict[str, Any] = {"help": _help_line(field)}
     if not _is_required(field):
         settings["default"] = field.default_factory() if callable(field.default_factory) else field.default

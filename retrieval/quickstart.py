@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,7 @@ class Table:
         if self.as_json:
             values = {key: value for key, value in dataclasses.asdict(self).items() if key != "as_json"}
             return json.dumps(values, indent=2)
-        width = max(len(row["name"]) for row in self.rows)
-        lines = [f"{self.collection}, test queries", f"{'':<{width}}" + "".join(f"{m:>10}" for m in METRICS)]
-        lines += [f"{row['name']:<{width}}" + "".join(f"{row[m]:>10.3f}" for m in METRICS) for row in self.rows]
+        lines = [f"{self.collection}, test queries", *figure_lines(self.rows)]
         return "\n".join(
             [*lines, "", *self.notes, "", f"Everything is in {self.output}/, made by:"]
             + [f"  {command}" for command in self.commands]
@@ -193,11 +191,18 @@ def _retriever_stages(options: QuickstartOptions, root: Path, prefix: str, start
         yield Stage(verb, stage)
 
 
-def measure(collection: Collection, run: Path) -> dict[str, float]:
-    """Return the test figures of a run by metric name."""
+def figure_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return rows of ``name`` and figures as the lines of a table."""
+    width = max(len(row["name"]) for row in rows)
+    head = f"{'':<{width}}" + "".join(f"{metric:>10}" for metric in METRICS)
+    return [head, *(f"{row['name']:<{width}}" + "".join(f"{row[m]:>10.3f}" for m in METRICS) for row in rows)]
+
+
+def measure(collection: Collection, run: Path, split: str = "test") -> dict[str, float]:
+    """Return the figures of a run on a split by metric name."""
     from eval.evaluation import evaluate
 
-    means = evaluate(collection.qrels("test"), run, METRICS).means
+    means = evaluate(collection.qrels(split), run, METRICS).means
     return {name: float(means[name]) for name in METRICS}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from condenser.faults import fault_point
 from condenser.files import read_json, write_json
 from condenser.manifest import identity, plain
+from condenser.options import option_name
 from condenser.talk import clock, say
 from retrieval.cli import VERBS, load
 from retrieval.collections import open_collection
@@ -89,6 +90,6 @@ def command_line(stage: Stage) -> str:
         if value == default:
             continue
         values = value if isinstance(value, list) else [value]
-        words += [] if field.name in positional else [f"--{field.name.rstrip('_')}"]
+        words += [] if field.name in positional else [f"--{option_name(field.name)}"]
         words += ["null" if one is None else str(one).lower() if isinstance(one, bool) else str(one) for one in values]
     return shlex.join(words)
