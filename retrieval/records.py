@@ -22,6 +22,14 @@ class Passage(NamedTuple):
         """Whether it has neither title nor text."""
         return not (self.title.strip() or self.text.strip())
 
+    @property
+    def line(self) -> bytes:
+        """The passage as a JSON line of BEIR's corpus.jsonl."""
+        import orjson
+
+        record = {"_id": self.id, "title": self.title, "text": self.text}
+        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
 
 class Query(NamedTuple):
     """One question; ``answers`` are answer strings for open-domain QA, usually none."""

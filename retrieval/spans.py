@@ -6,8 +6,6 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-import orjson
-
 from condenser.corpus.spans import build_spans
 from condenser.errors import UserError
 from condenser.options import SpansOptions
@@ -32,8 +30,7 @@ def build_spans_of(options: SpansOptions) -> Path:
         path = Path(folder) / f"{collection.name}.jsonl"
         with path.open("wb") as stream:
             for passage in collection.passages():
-                record = {"_id": passage.id, "title": passage.title, "text": passage.text}
-                stream.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+                stream.write(passage.line)
         return build_spans(dataclasses.replace(options, input=[str(path)], collection=None))
 
 

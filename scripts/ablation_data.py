@@ -117,7 +117,7 @@ def _sample(names: list[str], count: int, generator: np.random.Generator) -> lis
 def _write_corpus(folder: Path, passages: Iterable[Passage]) -> None:
     with atomic_write_bytes(folder / "corpus.jsonl") as stream:
         for one in passages:
-            stream.write(orjson.dumps({"_id": one.id, "title": one.title, "text": one.text}) + b"\n")
+            stream.write(one.line)
 
 
 def _write_queries(folder: Path, queries: Iterable[Query]) -> None:

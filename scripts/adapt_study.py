@@ -35,8 +35,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from condenser.errors import UserError
@@ -45,13 +43,13 @@ from condenser.hub import local_folder
 from condenser.manifest import identity, load_manifest
 from condenser.talk import say
 from eval.evaluation import evaluate
-from eval.significance import bootstrap_intervals
 from retrieval.adapt_chain import Chain
 from retrieval.adapt_options import AdaptOptions, Amounts
 from retrieval.collections import open_collection
 from retrieval.options import Bm25Options
 from retrieval.quickstart import METRICS, default_weights
 from retrieval.stages import Stage, command_line, run_stages
+from scripts.study_figures import difference, mean_and_spread
 
 LEXICAL = "bm25"
 ARMS = (LEXICAL, "source", "cocondenser", "sampled", "constrained", "gain", "roundtrip", "labels")
@@ -162,11 +160,7 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
         by_arm.setdefault(one["arm"], []).append(one)
     yield f"{'arm':<13}{'seeds':>6}" + "".join(f"{name:>18}" for name in METRICS) + f"{'written':>10}{'kept':>8}"
     for arm, cells in by_arm.items():
-        figures = []
-        for name in METRICS:
-            values = [cell["test"][name] for cell in cells]
-            spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-            figures.append(f"{statistics.mean(values):.4f}{spread}")
+        figures = [mean_and_spread([cell["test"][name] for cell in cells]) for name in METRICS]
         counts = [
             f"{statistics.mean(cell['queries'][name] for cell in cells):.0f}" if cells[0]["queries"] else ""
             for name in ("written", "kept")
@@ -177,18 +171,17 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
     pairs += [(WRITTEN[-1], LEXICAL)]
     for arm, other in pairs:
         if arm in by_arm and other in by_arm:
-            yield difference(by_arm, arm, other)
+            yield compared(by_arm, arm, other)
 
 
-def difference(by_arm: dict[str, list[dict[str, Any]]], arm: str, other: str) -> str:
+def compared(by_arm: dict[str, list[dict[str, Any]]], arm: str, other: str) -> str:
     """Return how far one arm is above another in MRR@10, over the seeds that both have."""
     ours = {cell["seed"]: cell["test_queries"][METRICS[0]] for cell in by_arm[arm]}
     theirs = {cell["seed"]: cell["test_queries"][METRICS[0]] for cell in by_arm[other]}
     seeds = sorted(ours) if other == LEXICAL else sorted(ours.keys() & theirs.keys())
-    one = np.mean([ours[seed] for seed in seeds], axis=0)
-    two = np.mean([theirs[0 if other == LEXICAL else seed] for seed in seeds], axis=0)
-    low, high = bootstrap_intervals((one - two)[:, None])[0]
-    return f"{arm:<13}less {other:<13}{(one - two).mean():+.4f}  ({low:+.4f} to {high:+.4f})"
+    found = difference([ours[seed] for seed in seeds], [theirs[0 if other == LEXICAL else seed] for seed in seeds])
+    mean, low, high = found
+    return f"{arm:<13}less {other:<13}{mean:+.4f}  ({low:+.4f} to {high:+.4f})"
 
 
 def main() -> int:

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -36,7 +35,7 @@ from condenser.corpus.tokens import TokenStore
 from condenser.lm import load_lm, measure, train_lm
 from condenser.lm_options import LmTrainOptions
 from condenser.options import SpansOptions
-from retrieval.collections import open_collection
+from scripts.held_out import hold_out
 from scripts.kneser_ney import KneserNeyBigram
 
 CLOSERS = {"if": "then", "either": "or", "though": "still"}
@@ -170,11 +169,7 @@ def grammar(work: Path, texts: int = GRAMMAR_TEXTS, steps: int = 2000) -> dict[s
 
 def medquad(work: Path, steps: int = MEDQUAD_STEPS) -> dict[str, float]:
     """Train on medquad's passages but for every 20th, and measure on these."""
-    train, held_out = work / "train.jsonl", work / "held-out.jsonl"
-    with train.open("wb") as kept, held_out.open("wb") as left:
-        for number, passage in enumerate(open_collection("medquad").passages()):
-            record = {"_id": passage.id, "title": passage.title, "text": passage.text}
-            (kept if number % 20 else left).write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+    train, held_out = hold_out("medquad", work)
     options = LmTrainOptions(
         data=_spans(work, train, train_tokenizer=8000),
         embedding_size=128,

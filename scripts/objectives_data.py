@@ -14,10 +14,8 @@ from transformers import AutoModel, BertTokenizerFast, ElectraConfig, ElectraMod
 from condenser.corpus.tokens import bare_tokenizer, load_tokenizer
 from condenser.files import read_lines
 from condenser.hub import quiet_transformers
-from retrieval.collections import open_collection
 from retrieval.quickstart import default_weights
 
-EVERY = 20
 WORD = re.compile(r"\w+")
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 REDRAWN = 0.15
@@ -32,19 +30,6 @@ class Pair(NamedTuple):
     sentence: str
     redrawn: str
     swapped: str
-
-
-def hold_out(collection: str, work: Path) -> tuple[Path, Path]:
-    """Write all passages but every 20th into one file and these into another; return both."""
-    files = work / "train.jsonl", work / "held-out.jsonl"
-    if not all(file.is_file() for file in files):
-        kept: tuple[list[bytes], list[bytes]] = [], []
-        for number, passage in enumerate(open_collection(collection).passages()):
-            record = {"_id": passage.id, "title": passage.title, "text": passage.text}
-            kept[number % EVERY == 0].append(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-        for file, lines in zip(files, kept, strict=True):
-            file.write_bytes(b"".join(lines))
-    return files
 
 
 def texts_of(file: Path) -> list[str]:

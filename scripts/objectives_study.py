@@ -54,7 +54,8 @@ from condenser.pretrain import OBJECTIVES, build_batches
 from condenser.scorer import Scorer
 from condenser.talk import say
 from retrieval.stages import Stage, command_line, run_stages
-from scripts.objectives_data import Pair, cut_start, hold_out, make_pairs, texts_of
+from scripts.held_out import hold_out
+from scripts.objectives_data import Pair, cut_start, make_pairs, texts_of
 
 SCORERS = ("electric", "unigram", "noise_model", "discriminator", "generator")
 

@@ -24,14 +24,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -41,12 +38,12 @@ from condenser.hub import local_folder
 from condenser.manifest import identity
 from condenser.talk import say
 from eval.evaluation import evaluate
-from eval.significance import bootstrap_intervals
 from retrieval.collections import open_collection
 from retrieval.options import Bm25Options, FuseOptions
 from retrieval.quickstart import default_weights
 from retrieval.recipe import Recipe, plan, retriever
 from retrieval.stages import Stage, command_line, run_stages
+from scripts.study_figures import difference, mean_and_spread
 
 ARMS = ("lexical", "none", "bm25", "mined", "fused")
 SPLITS = ("dev", "test")
@@ -190,11 +187,7 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
     for one in results:
         groups.setdefault((Path(one["collection"]).name, one["start"], one["arm"]), []).append(one)
     for (collection, start, arm), cells in groups.items():
-        figures = []
-        for name in METRICS:
-            values = [cell["test"][name] for cell in cells]
-            spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-            figures.append(f"{statistics.mean(values):.4f}{spread}")
+        figures = [mean_and_spread([cell["test"][name] for cell in cells]) for name in METRICS]
         yield f"{collection:<12}{start:<12}{arm:<10}{len(cells):>6}" + "".join(f"{figure:>18}" for figure in figures)
     yield from differences(groups)
     if any(one["note"] for one in results):
@@ -209,9 +202,9 @@ def differences(groups: dict[tuple[str, str, str], list[dict[str, Any]]]) -> Ite
             cells = [groups.get((collection, start if one != "lexical" else "", one)) for one in (arm, other)]
             if None in cells:
                 continue
-            ours, theirs = (np.mean([cell["test_queries"][metric] for cell in some], axis=0) for some in cells if some)
-            low, high = bootstrap_intervals((ours - theirs)[:, None])[0]
-            change = f"{(ours - theirs).mean():+.4f}"
+            ours, theirs = ([cell["test_queries"][metric] for cell in some] for some in cells if some)
+            mean, low, high = difference(ours, theirs)
+            change = f"{mean:+.4f}"
             yield f"{collection:<12}{start:<12}{arm:<10}less {other:<10}{change:>10}  ({low:+.4f} to {high:+.4f})"
 
 

@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from condenser.errors import UserError, first_line, nearest
 from retrieval.formats.base import Collection, Qrels, only_judged
 from retrieval.passages import PassageStore
@@ -92,8 +90,7 @@ class IrDatasetsCollection(Collection):
         # One copy of the texts, of which we know where each stands; it has no name and is gone with the process.
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
             for passage in self.passages():
-                record = {"_id": passage.id, "title": passage.title, "text": passage.text}
-                file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+                file.write(passage.line)
             file.flush()
             lines = LineFile(file.name)
             lines.hold()

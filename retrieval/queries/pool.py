@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from condenser.errors import UserError
-from condenser.files import atomic_write, read_records, sync_folder
+from condenser.files import atomic_write, atomic_write_bytes, read_records, sync_folder
 from condenser.manifest import load_manifest
 from retrieval.collections import Collection
-from retrieval.records import Passage
 
 KIND = "written queries"
 CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels/train.tsv"
@@ -113,10 +112,5 @@ def write_corpus(collection: Collection, folder: Path) -> None:
         os.replace(draft, target)
         sync_folder(folder)
         return
-    with atomic_write(target) as stream:
-        stream.writelines(map(_passage_line, collection.passages()))
-
-
-def _passage_line(passage: Passage) -> str:
-    record = {"_id": passage.id, "title": passage.title, "text": passage.text}
-    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE).decode()
+    with atomic_write_bytes(target) as stream:
+        stream.writelines(passage.line for passage in collection.passages())
