@@ -1,4 +1,4 @@
-"""Starting the command in a process of its own, from a dataclass of options, and stopping it."""
+"""Starting the command in a process of its own, from a dataclass of options, and stopping it; starting scripts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from retrieval.stages import Stage, command_line
+
+ROOT = Path(__file__).parents[1]
 
 
 def start(
@@ -34,6 +37,14 @@ def start(
     return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | variables, stderr=subprocess.PIPE)
 
 
+def run_script(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run ``scripts/NAME`` on one thread and return what became of it."""
+    command = [sys.executable, str(ROOT / "scripts" / name), *map(str, words)]
+    return subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+
+
 def run(verb: str, options: Any, **settings: Any) -> str:
     """Run the command to its end, which must be a good one, and return what it said."""
     process = start(verb, options, **settings)
@@ -42,14 +53,14 @@ def run(verb: str, options: Any, **settings: Any) -> str:
     return said.decode()
 
 
-def stop_after(step: int) -> Callable[[str], None]:
-    """Return a fault point that interrupts a run after a step."""
+def stop_after(times: int, place: str = "step-done") -> Callable[[str], None]:
+    """Return a fault point that interrupts a run when it has come to a place so many times."""
     done = 0
 
     def fault_point(name: str) -> None:
         nonlocal done
-        done += name == "step-done"
-        if done == step and name == "step-done":
+        done += name == place
+        if done == times and name == place:
             raise KeyboardInterrupt
 
     return fault_point

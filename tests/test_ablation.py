@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ from retrieval.collections import open_collection
 from scripts.ablation_data import write_labels, write_pool
 from scripts.ablation_settings import settings_of
 from scripts.ablation_table import differences, means
+from tests.command import run_script
 from tests.conftest import WORDS
 from tests.retrieval.test_check import write
 
-ROOT = Path(__file__).parents[1]
 PRETRAINED = ["mlm", "condenser", "condenser+generator", "mlm+contrastive", "condenser+cocondenser"]
 
 
@@ -28,10 +26,7 @@ def words_of(number: int, count: int) -> str:
 
 
 def study(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "ablation.py"), *map(str, words)]
-    return subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
+    return run_script("ablation.py", *words)
 
 
 @pytest.fixture(scope="module")

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command import run_script
 from tests.retrieval.test_adapt import TEXT, write_collection
 
-ROOT = Path(__file__).parents[1]
 ARMS = ["bm25", "source", "sampled", "labels"]
 
 
 def study(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "adapt_study.py"), *map(str, words)]
-    return subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
+    return run_script("adapt_study.py", *words)
 
 
 @pytest.mark.slow

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -15,10 +12,9 @@ import pytest
 
 from scripts.objectives_data import WORD, make_pairs, put
 from scripts.objectives_study import auc
+from tests.command import run_script
 from tests.retrieval.test_check import write
 from tests.test_recipe_study import words_of
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_the_auc_is_the_share_of_pairs_in_order() -> None:
@@ -60,12 +56,9 @@ def test_the_study_runs_once(tmp_path: Path) -> None:
         dev=[("q", "p1", 1)],
     )
     words = ["--quick", "--collection", folder, "--work", tmp_path / "work", "--output", tmp_path / "results"]
-    command = [sys.executable, str(ROOT / "scripts" / "objectives_study.py"), *map(str, words)]
     seen = []
     for _ in range(2):
-        done = subprocess.run(
-            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-        )
+        done = run_script("objectives_study.py", *words)
         assert done.returncode == 0, done.stderr
         seen.append(json.loads(done.stdout.splitlines()[-1]))
     assert seen[0] == seen[1] and done.stderr.count("up to date") == 2

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command import run_script
 from tests.conftest import WORDS
 from tests.retrieval.test_check import write
 
-ROOT = Path(__file__).parents[1]
 ARMS = ["lexical", "none", "bm25", "mined", "fused"]
 
 
@@ -22,10 +20,7 @@ def words_of(number: int, count: int) -> str:
 
 
 def study(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "recipe_study.py"), *map(str, words)]
-    return subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
+    return run_script("recipe_study.py", *words)
 
 
 @pytest.mark.slow

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command import run_script
 from tests.retrieval.test_check import write
 from tests.test_recipe_study import words_of
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
@@ -27,12 +23,9 @@ def test_the_study_runs_once(tmp_path: Path, tiny_bert: Path) -> None:
     )
     (folder / "qrels" / "test.tsv").write_text("".join(f"q{i}\tp{i}\t1\n" for i in range(9, 12)))
     words = ["--quick", "--collection", folder, "--start", tiny_bert, "--work", tmp_path / "work"]
-    command = [sys.executable, str(ROOT / "scripts" / "rerank_study.py"), *map(str, words)]
     seen = []
     for _ in range(2):
-        done = subprocess.run(
-            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-        )
+        done = run_script("rerank_study.py", *words)
         assert done.returncode == 0, done.stderr
         seen.append(json.loads(done.stdout.splitlines()[-1]))
     assert done.stderr.count("up to date") == 6

@@ -24,6 +24,7 @@ from retrieval.options import Bm25Options, EncodeOptions, FinetuneOptions, MineO
 from retrieval.search import search
 from tests.command import start
 from tests.retrieval.test_check import write
+from tests.tiny_models import save_classifier
 
 PASSAGES = {f"p{i}": f"passage number {i} about the {'river' if i % 2 else 'bank'}" for i in range(12)}
 QUERIES = {f"q{i}": text for i, text in enumerate(["river", "bank", "number 2", "passage", "number 4"])}
@@ -247,14 +248,7 @@ def test_other_formats_hold_the_same(collection: Path, tmp_path: Path, format: A
 @pytest.fixture(scope="module")
 def judge(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random cross-encoder with one output."""
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("judge")
-    torch.manual_seed(1)
-    AutoModelForSequenceClassification.from_pretrained(tiny_bert, num_labels=1).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(folder)
-    return folder
+    return save_classifier(tmp_path_factory.mktemp("judge"), tiny_bert, 1)
 
 
 def scores_by_hand(judge: Path) -> dict[tuple[str, str], float]:

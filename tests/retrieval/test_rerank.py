@@ -20,9 +20,10 @@ from retrieval.cross_encoder import CrossEncoder
 from retrieval.finetune import finetune
 from retrieval.options import FinetuneOptions, RerankOptions
 from retrieval.rerank import rerank
-from tests.command import start
+from tests.command import start, stop_after
 from tests.retrieval.test_check import write
 from tests.retrieval.test_mine import PASSAGES, QUERIES, TRAIN, scores_by_hand, write_run
+from tests.tiny_models import save_classifier
 
 Run = dict[str, list[tuple[str, float]]]
 
@@ -37,18 +38,9 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("rerank") / "data", passages=PASSAGES, queries=QUERIES, train=TRAIN, dev=[])
 
 
-def classifier(start: Path, folder: Path, labels: int, **config: Any) -> Path:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    torch.manual_seed(1)
-    AutoModelForSequenceClassification.from_pretrained(start, num_labels=labels, **config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(start).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def judge(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return classifier(tiny_bert, tmp_path_factory.mktemp("judge"), 1)
+    return save_classifier(tmp_path_factory.mktemp("judge"), tiny_bert, 1)
 
 
 def options_for(collection: Path, judge: Path, folder: Path, run: Run = RUN, **others: Any) -> RerankOptions:
@@ -98,7 +90,7 @@ def test_two_outputs_are_the_log_odds_and_texts_are_cut_as_sentence_transformers
 ) -> None:
     from sentence_transformers import CrossEncoder as Theirs
 
-    two = classifier(tiny_bert, tmp_path / "two", 2)
+    two = save_classifier(tmp_path / "two", tiny_bert, 2)
     pairs = [("river", "old " * 80), ("bank " * 50, "new " * 60), ("river bank", "the bank"), ("a " * 90, "fish")]
     theirs = Theirs(str(two), device="cpu", max_length=64).predict(pairs)
     ours = CrossEncoder.load(two)
@@ -161,16 +153,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     straight = options_for(collection, judge, tmp_path / "straight", scores=str(tmp_path / "straight.tsv"), **settings)
     rerank(straight)
     options = options_for(collection, judge, tmp_path / "killed", scores=str(tmp_path / "killed.tsv"), **settings)
-    blocks = 0
-
-    def stop_at_the_second(name: str) -> None:
-        nonlocal blocks
-        blocks += name == "block-scored"
-        if blocks == 2:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(pair_scores, "fault_point", stop_at_the_second)
+        patch.setattr(pair_scores, "fault_point", stop_after(2, "block-scored"))
         with pytest.raises(KeyboardInterrupt):
             rerank(options)
     work = tmp_path / "killed" / "out.trec.work.partial"
@@ -275,10 +259,10 @@ def test_a_bad_line_of_the_run_is_named(
 
 def test_models_that_are_no_cross_encoders_are_refused(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gives 3 numbers for a pair, expected 1 or 2"):
-        CrossEncoder.load(classifier(tiny_bert, tmp_path / "three", 3))
+        CrossEncoder.load(save_classifier(tmp_path / "three", tiny_bert, 3))
     with pytest.raises(UserError, match=r"weights lack .*a cross-encoder has a classifier"):
         CrossEncoder.load(tiny_bert)
-    folder = classifier(tiny_bert, tmp_path / "one", 1)
+    folder = save_classifier(tmp_path / "one", tiny_bert, 1)
     (folder / "cross_encoder.json").write_text('{"query_max_length": "12", "max_length": 32}')
     with pytest.raises(UserError, match=r"cross_encoder.json: query_max_length is '12', expected int"):
         CrossEncoder.load(folder)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from condenser.errors import UserError
 from condenser.manifest import load_manifest
@@ -21,9 +20,11 @@ from retrieval.formats.negatives import read_scores
 from retrieval.options import FinetuneOptions
 from retrieval.queries.label import label
 from retrieval.queries.options import QueriesLabelOptions
+from tests.command import stop_after
 from tests.folders import assert_same_files
 from tests.retrieval.test_check import write
 from tests.retrieval.test_mine import PASSAGES, QUERIES, scores_by_hand
+from tests.tiny_models import save_classifier
 
 # q0 has two positives; the one of q4 is not in the corpus.
 TRAIN = [(f"q{i}", f"p{i}", 1) for i in range(4)] + [("q0", "p5", 2), ("q0", "p8", 0), ("q4", "gone", 1)]
@@ -40,13 +41,7 @@ POSITIVES = {"q0": ["p0", "p5"], "q1": ["p1"], "q3": ["p3"]}
 
 @pytest.fixture(scope="module")
 def judge(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("judge")
-    torch.manual_seed(1)
-    AutoModelForSequenceClassification.from_pretrained(tiny_bert, num_labels=1).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(folder)
-    return folder
+    return save_classifier(tmp_path_factory.mktemp("judge"), tiny_bert, 1)
 
 
 @pytest.fixture(scope="module")
@@ -173,16 +168,8 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(pair_scores, "_PAIRS_AT_ONCE", 3)  # one query a block
     straight = labelled(options, tmp_path / "straight")
-    blocks = 0
-
-    def stop_at_the_second(name: str) -> None:
-        nonlocal blocks
-        blocks += name == "block-scored"
-        if blocks == 2:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(pair_scores, "fault_point", stop_at_the_second)
+        patch.setattr(pair_scores, "fault_point", stop_after(2, "block-scored"))
         with pytest.raises(KeyboardInterrupt):
             labelled(options, tmp_path / "out")
     assert not (tmp_path / "out").exists()

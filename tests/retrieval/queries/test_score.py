@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertTokenizer, ElectraConfig, ElectraForPreTraining
+from transformers import BertTokenizer, ElectraForPreTraining
 
 from condenser.artifacts import Workspace
 from condenser.errors import RunFailed, UserError
-from condenser.models.cloze import TwoTowerCloze, tower_config
-from condenser.models.electric import ElectricModel
 from condenser.models.query_writer import QueryWriter
 from retrieval.cli import main
 from retrieval.encoder import Encoder
@@ -32,6 +30,8 @@ from retrieval.queries.score import score_queries
 from retrieval.query_writer import new_writer, writer_batch
 from retrieval.records import Passage
 from retrieval.writer_options import TrainWriterOptions
+from tests.command import stop_after
+from tests.tiny_models import save_electric
 
 PASSAGES = [
     Passage("p0", "river", "the river and the bank of the city"),
@@ -77,17 +77,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def electric(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
-    folder = tmp_path_factory.mktemp("electric")
-    tokenizer = BertTokenizer.from_pretrained(tiny_bert)
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(3)
-    config = ElectraConfig(
-        vocab_size=len(tokenizer), embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=32, initializer_range=0.3,
-    )  # fmt: skip
-    energy = ElectraForPreTraining(config)
-    ElectricModel(energy, TwoTowerCloze(tower_config(config, 0.25), energy.electra.embeddings)).save(folder)
-    return folder
+    return save_electric(tmp_path_factory.mktemp("electric"), tiny_bert, positions=32)
 
 
 @pytest.fixture(scope="module")
@@ -184,16 +174,8 @@ def test_a_query_longer_than_the_writer_was_trained_on_counts_whole(models: dict
 
 
 def interrupted(options: QueriesScoreOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = 0
-
-    def stop_at_the_second(name: str) -> None:
-        nonlocal blocks
-        blocks += name == "block-scored"
-        if blocks == 2:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(verb, "fault_point", stop_at_the_second)
+        patch.setattr(verb, "fault_point", stop_after(2, "block-scored"))
         with pytest.raises(KeyboardInterrupt):
             score_queries(options)
 
