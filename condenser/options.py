@@ -114,12 +114,15 @@ class SpansOptions(Options):
     """Documents to a memory-mapped store of token spans, kept by document."""
 
     input: list[str] = source(
-        "files of documents: .jsonl ({_id, title, text} or {spans}), .tsv (id, text or id, title, text), plain text "
-        "(one document a line), each also .gz and .zst",
+        "files of documents: .jsonl ({_id, title, text}, {spans} or {query, passage}), .tsv (id, text or id, title, "
+        "text), plain text (one document a line), each also .gz and .zst",
         default=[],
     )
     collection: str | None = source(
         "take the passages of this collection (folder or embedded name) instead", default=None
+    )
+    pairs: str | None = option(
+        None, "with --collection: its judged pairs of this split, a span each: query, separator, passage"
     )
     dataset: str | None = source("take a Hugging Face data set (folder, file or hub name) instead", default=None)
     dataset_config: str | None = option(None, "the data set's configuration, where it has several")

@@ -47,7 +47,7 @@ class Score(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """What a passage tells of a query: the query's score behind the passage, and alone."""
+    """What a passage tells of a query: the query's score before the passage, and alone."""
 
     given: Score
     alone: Score
@@ -171,8 +171,17 @@ class Scorer:
             rows.append(_Row([self._cls, *kept, self._sep], 1, 1 + len(kept), len(kept) < len(ids)))
         return self._scores(rows)
 
-    def gain(self, passages: Sequence[str], queries: Sequence[str]) -> list[Gain]:
+    def gain(
+        self, passages: Sequence[str], queries: Sequence[str], *, passage_max_length: int | None = None
+    ) -> list[Gain]:
         """Return what each passage tells of its query; of a pair that is too long the passage loses its end.
+
+        The query comes first, so that its tokens have the same positions as alone: what differs is the passage.
+
+        Args:
+            passages: one for each query.
+            queries: their texts.
+            passage_max_length: tokens that are read of a passage, at most: as many as the model saw in training.
 
         Raises:
             UserError: not as many queries as passages.
@@ -182,11 +191,9 @@ class Scorer:
         rows = []
         for passage, query in zip(self._tokenize(passages), self._tokenize(queries), strict=True):
             asked = query[: self.max_length - 3]
-            told = passage[: self.max_length - 3 - len(asked)]
-            ids = [self._cls, *told, self._sep, *asked, self._sep]
-            start = len(told) + 2
+            told = passage[: self.max_length - 3 - len(asked)][:passage_max_length]
             cut = len(told) + len(asked) < len(passage) + len(query)
-            rows.append(_Row(ids, start, start + len(asked), cut))
+            rows.append(_Row([self._cls, *asked, self._sep, *told, self._sep], 1, 1 + len(asked), cut))
         return [Gain(*scores) for scores in zip(self._scores(rows), self.score(queries), strict=True)]
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:

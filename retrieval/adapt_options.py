@@ -34,8 +34,8 @@ class AdaptOptions(Options):
     cross_encoder: str | None = source("model that labels pairs; default: one trained on --labelled", default=None)
     pretraining: bool = option(True, "Condenser and coCondenser on the corpus first; only without --retriever")
     constrained: float = option(0.5, "share of the queries that hold a key term of their passage", minimum=0, maximum=1)
-    gain: bool = option(True, "keep the better half of the queries by Electric's gain")
-    roundtrip: int = option(3, "keep queries that find their passage at this rank or above; 0: do not ask", minimum=0)
+    gain: bool = option(True, "leave out the worst quarter of the queries by Electric's gain")
+    roundtrip: int = option(10, "keep queries that find their passage at this rank or above; 0: do not ask", minimum=0)
     labels: bool = option(True, "train on a cross-encoder's margins, not on right and wrong")
     per_passage: int = option(3, "queries written for a passage", minimum=1)
     passages: int | None = option(
@@ -63,7 +63,7 @@ class Amounts:
         cocondenser: steps of 24 documents.
         source: steps of the labelled collection's queries, for the retriever.
         writer: steps of queries.
-        electric: steps of 32 spans.
+        electric: steps of 32 spans, and as many of 32 pairs.
         cross_encoder: steps of 8 queries.
         passages: that queries are written for.
         target: steps of written queries.
@@ -73,10 +73,10 @@ class Amounts:
     cocondenser: int = 60
     source: int = 40
     writer: int = 1500
-    electric: int = 300
-    cross_encoder: int = 60
+    electric: int = 150
+    cross_encoder: int = 240
     passages: int = 2000
-    target: int = 80
+    target: int = 100
 
     @classmethod
     def within(cls, minutes: float) -> Self:

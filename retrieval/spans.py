@@ -4,34 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import orjson
 
 from condenser.corpus.spans import build_spans
 from condenser.errors import UserError
 from condenser.options import SpansOptions
 from retrieval.collections import Collection, open_collection
+from retrieval.encoder_files import fill_template
+from retrieval.examples import read_examples
 from retrieval.sources import LineFile, json_suffix, open_source
 
 
 def build_spans_of(options: SpansOptions) -> Path:
-    """Run `build_spans` on files, a data set, or the passages of ``--collection``.
+    """Run `build_spans` on files, a data set, or the passages or judged pairs of ``--collection``.
 
     Raises:
-        UserError: both given, or what `build_spans` and `open_collection` raise.
+        UserError: several given, ``--pairs`` without a collection, or what `build_spans`, `open_collection` and
+            `read_examples` raise.
     """
     if options.collection is None:
+        if options.pairs is not None:
+            raise UserError("--pairs goes with --collection", hint='files hold pairs as {"query", "passage"}')
         return build_spans(options)
     if options.input or options.dataset:
         raise UserError("give one of --input (files of documents), --collection and --dataset")
     collection = open_collection(options.collection)
-    if _is_file_of_documents(collection):
-        return build_spans(dataclasses.replace(options, input=[str(collection.corpus_file)], collection=None))
+    options = dataclasses.replace(options, collection=None)
+    if options.pairs is None and _is_file_of_documents(collection):
+        return build_spans(dataclasses.replace(options, input=[str(collection.corpus_file)]))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{collection.name}.jsonl"
         with path.open("wb") as stream:
-            for passage in collection.passages():
-                stream.write(passage.line)
-        return build_spans(dataclasses.replace(options, input=[str(path)], collection=None))
+            lines = _passages(collection) if options.pairs is None else _pairs(collection, options.pairs)
+            stream.writelines(lines)
+        return build_spans(dataclasses.replace(options, input=[str(path)]))
+
+
+def _passages(collection: Collection) -> Iterator[bytes]:
+    return (passage.line for passage in collection.passages())
+
+
+def _pairs(collection: Collection, split: str) -> Iterator[bytes]:
+    """Yield each judged query with each of its positives."""
+    passages = collection.lookup()
+    for example in read_examples(collection, split, drop_empty=True):
+        for positive in example.positives:
+            passage = passages[positive]
+            text = fill_template("{title} {text}", passage.title, passage.text)
+            pair = {"_id": f"{example.query_id} {passage.id}", "query": example.text, "passage": text}
+            yield orjson.dumps(pair, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _is_file_of_documents(collection: Collection) -> bool:

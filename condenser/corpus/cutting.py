@@ -14,6 +14,7 @@ import tokenizers
 
 from condenser.corpus.documents import Document
 from condenser.corpus.tokens import DocumentTokens, SpanTokens, record_batch
+from condenser.errors import UserError
 from condenser.options import Titles
 
 # A sentence begins after closing punctuation and blanks, before a capital, a digit or an opening
@@ -38,6 +39,7 @@ class CuttingRules:
         titles: where a title goes.
         short_spans: share of the spans that are ended early.
         seed: with a document's number in the input it decides which.
+        separator: the token between a query and its passage; None where the tokenizer has none.
     """
 
     room: int
@@ -45,6 +47,7 @@ class CuttingRules:
     titles: Titles = "first"
     short_spans: float = 0.0
     seed: int = 0
+    separator: int | None = None
 
 
 @dataclass
@@ -123,8 +126,8 @@ class Cutter:
         return record_batch(rows), counts
 
     def _texts(self, document: Document) -> Sequence[str]:
-        """Return what is tokenized of a document: spans, or one text, or title and text on their own."""
-        if document.is_cut:
+        """Return what is tokenized of a document: spans, or one text, or title and text (query and passage) alone."""
+        if document.is_cut or document.is_pair:
             return document.texts
         if self._rules.titles == "every":
             blank = " " if document.title else ""  # which byte-level tokenizers see
@@ -134,6 +137,8 @@ class Cutter:
 
     def _spans(self, document: Document, parts: list[_Tokens], number: int, counts: SpanCounts) -> list[SpanTokens]:
         rules = self._rules
+        if document.is_pair:
+            return [self._pair(document, *(part.span for part in parts))]
         if document.is_cut:
             counts.spans_cut += sum(len(part.span.ids) > rules.room for part in parts)
             return [_slice(part.span, 0, rules.room) for part in parts if len(part.span.ids)]
@@ -149,6 +154,15 @@ class Cutter:
         if title is None or not len(title.ids):
             return spans
         return [_joined(title, span) for span in spans] or [title]
+
+    def _pair(self, document: Document, query: SpanTokens, passage: SpanTokens) -> SpanTokens:
+        """Return query, separator and as much of the passage as there is room for, of which the query takes half."""
+        separator = self._rules.separator
+        if separator is None:
+            raise UserError("is a pair, for which the tokenizer has no separator token", document.id)
+        query = _at_most(query, self._rules.room // 2)
+        between = SpanTokens(np.array([separator], np.int32), np.ones(1, bool))
+        return _slice(_joined(_joined(query, between), passage), 0, self._rules.room)
 
     def _limits(self, number: int, room: int) -> Callable[[], int] | None:
         """Return the draw of each span's limit in document ``number``, None when all get the whole room."""

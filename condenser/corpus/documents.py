@@ -14,27 +14,30 @@ _TEXT_KEYS = ("text", "contents")
 
 
 class Document(NamedTuple):
-    """One document: either whole texts to be cut (one entry in ``texts``) or spans cut by the user.
+    """One document: a whole text to be cut (one entry in ``texts``), spans cut by the user, or a query and its passage.
 
     Attributes:
         id: its name in the source, or ``file:line`` when the source has none.
         title: empty when there is none.
-        texts: the text, or the texts of the spans.
+        texts: the text, or the texts of the spans, or query and passage.
         is_cut: True when ``texts`` are spans already.
+        is_pair: True when ``texts`` are a query and its passage.
     """
 
     id: str
     title: str
     texts: tuple[str, ...]
     is_cut: bool
+    is_pair: bool = False
 
 
 def read_documents(paths: Iterable[str | Path], on_read: Callable[[int], None] | None = None) -> Iterator[Document]:
     """Yield the documents of several files in order.
 
     By suffix (also before ``.gz`` and ``.zst``): ``.jsonl`` and ``.json`` hold one object a line,
-    ``{"_id", "title", "text"}`` or ``{"spans": [text, ...]}``; ``.tsv`` holds ``id<TAB>text`` or
-    ``id<TAB>title<TAB>text``, in which quotes are text; any other file is plain text, one document a line.
+    ``{"_id", "title", "text"}``, ``{"spans": [text, ...]}`` or ``{"query", "passage"}``; ``.tsv`` holds
+    ``id<TAB>text`` or ``id<TAB>title<TAB>text``, in which quotes are text; any other file is plain text, one document
+    a line.
 
     Args:
         paths: the files.
@@ -92,6 +95,9 @@ def _from_record(
         if not isinstance(spans, list):
             raise UserError(f"spans is {type(spans).__name__}, expected a list of texts", where)
         return Document(document_id, title, tuple(_text(span, "spans", where) for span in spans), True)
+    if "query" in record and "passage" in record:
+        pair = tuple(_text(record[key], key, where) for key in ("query", "passage"))
+        return Document(document_id, "", pair, is_cut=False, is_pair=True)
     key = next((key for key in text_keys if key in record), None)
     if key is None:
         found = ", ".join(record) or "nothing"

@@ -60,7 +60,9 @@ def build_spans(options: SpansOptions) -> Path:
                 f"--max_length {options.max_length} leaves no room for text beside "
                 f"{tokenizer.num_special_tokens_to_add()} special tokens"
             )
-        rules = CuttingRules(room, options.min_tokens, options.titles, options.short_spans, options.seed)
+        rules = CuttingRules(
+            room, options.min_tokens, options.titles, options.short_spans, options.seed, tokenizer.sep_token_id
+        )
         cutter = partial(Cutter, bare_tokenizer(tokenizer).to_str(), rules)
         counts = _cut_all(options, cutter, work.path)
         if not counts.spans:

@@ -75,19 +75,21 @@ class LanguageModelJudge:
 
 @dataclass(frozen=True)
 class ElectricJudge:
-    """How plausible a query is behind its passage, and how much of that is the passage's doing.
+    """How plausible a query is before its passage, and how much of that is the passage's doing.
 
-    ``pll`` is the pseudo-log-likelihood of the query alone, ``pll_given_passage`` that behind title and text of its
+    ``pll`` is the pseudo-log-likelihood of the query alone, ``pll_given_passage`` that before title and text of its
     passage, ``gain`` the second less the first; ``gain_per_token`` divides by Electric's own tokens of the query, and
     is 0 where there are none.
 
     Attributes:
         scorer: an Electric model.
         passages: by id.
+        passage_max_length: tokens that it reads of a passage, at most.
     """
 
     scorer: Scorer
     passages: Mapping[str, Passage]
+    passage_max_length: int
 
     def __call__(self, block: Sequence[Written]) -> list[Figures]:
         """Return ``pll``, ``pll_given_passage``, ``gain`` and ``gain_per_token`` of each query."""
@@ -100,7 +102,9 @@ class ElectricJudge:
                 "gain": one.gain,
                 "gain_per_token": one.gain / max(1, len(one.alone.values)),
             }
-            for one in self.scorer.gain(texts, [query.text for query in block])
+            for one in self.scorer.gain(
+                texts, [query.text for query in block], passage_max_length=self.passage_max_length
+            )
         ]
 
 

@@ -72,13 +72,15 @@ class QueriesScoreOptions(Options):
     with_: str = option(
         "lm",
         "judges, commas between: lm, log-probability by --writer; electric, by --electric the log-likelihood of the "
-        "query behind its passage less alone; roundtrip, rank of the passage in a search by --encoder",
+        "query before its passage less alone; roundtrip, rank of the passage in a search by --encoder",
     )
     writer: str | None = source("lm: the model that gives log-probabilities, as in `queries generate`", default=None)
     electric: str | None = source("electric: folder made by `pretrain --objective electric`", default=None)
     encoder: str | None = source("roundtrip: encoder of queries and passages, folder or hub name", default=None)
     depth: int = option(100, "roundtrip: hits looked at; a passage below has rank depth + 1", minimum=1)
-    passage_max_length: int = option(256, "lm with published models: longest passage in tokens", minimum=8)
+    passage_max_length: int = option(
+        256, "electric, and lm with published models: longest passage in tokens", minimum=8
+    )
     prompt: str = option("{title} {text}", "lm with published models: what they read of a passage")
     output: str = output("file to write (.jsonl)")
     device: Device = option("auto", "where to compute", shapes_result=False)

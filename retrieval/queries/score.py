@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 _AT_ONCE = 2048
 # The option that names each judge's model, and others that are for it alone.
 _MODELS = {"lm": "writer", "electric": "electric", "roundtrip": "encoder"}
-_SETTINGS = {"lm": ("passage_max_length", "prompt"), "electric": (), "roundtrip": ("depth",)}
+_SETTINGS = {
+    "lm": ("passage_max_length", "prompt"),
+    "electric": ("passage_max_length",),
+    "roundtrip": ("depth",),
+}
 
 
 def score_queries(options: QueriesScoreOptions) -> Path:
@@ -93,7 +97,8 @@ def _judges_of(options: QueriesScoreOptions) -> list[str]:
         if name in asked and not getattr(options, model):
             raise UserError(f"--{model} is missing, which --with {name} asks")
         for setting in (model, *_SETTINGS[name]):
-            if name not in asked and is_given(options, setting):
+            of_asked = any(setting in _SETTINGS[one] for one in asked)
+            if name not in asked and not of_asked and is_given(options, setting):
                 raise UserError(f"--{setting} goes with --with {name}", hint=f"--with {','.join([*asked, name])}")
     return [name for name in _MODELS if name in asked]
 
@@ -152,7 +157,7 @@ def _load(name: str, options: QueriesScoreOptions, passages: Mapping[str, Passag
     if name == "electric":
         model = str(options.electric)
         scorer = Scorer.load(model, method="electric", device=device, batch_tokens=batch_tokens)
-        return ElectricJudge(scorer, passages)
+        return ElectricJudge(scorer, passages, options.passage_max_length)
     index = index_of_corpus(options.queries, str(options.encoder), work, device=device, batch_tokens=batch_tokens)
     return RoundTripJudge(index, options.depth, batch_tokens)
 

@@ -100,13 +100,13 @@ def test_gain_counts_the_query_alone(electric_folder: Path, tiny_bert: Path, kin
     for passage, query, gain, alone in zip(passages, queries, gains, scorer.score(queries), strict=True):
         told, asked = (tokenizer(text, add_special_tokens=False).input_ids for text in (passage, query))
         assert gain.given.token_ids == asked == gain.alone.token_ids
-        ids = torch.tensor([[2, *told, 3, *asked, 3]])
+        ids = torch.tensor([[2, *asked, 3, *told, 3]])
         with torch.no_grad():
             if kind == "electric":
-                naive = -scorer.model.energy(ids).logits[0, len(told) + 2 : -1]
+                naive = -scorer.model.energy(ids).logits[0, 1 : len(asked) + 1]
             else:
                 rows = ids.repeat(len(asked), 1)
-                places = torch.arange(len(asked)) + len(told) + 2
+                places = torch.arange(len(asked)) + 1
                 rows[torch.arange(len(asked)), places] = tokenizer.mask_token_id
                 log_p = scorer.model.lm(rows).logits[torch.arange(len(asked)), places].log_softmax(-1)
                 naive = log_p[torch.arange(len(asked)), torch.tensor(asked)]
@@ -126,6 +126,9 @@ def test_what_is_too_long_loses_its_end_and_a_pair_its_passages(electric_folder:
     assert gain.given.cut and not gain.alone.cut
     expected = whole.gain(["one two three"], ["cat dog"])[0]
     np.testing.assert_allclose(gain.given.values, expected.given.values, rtol=1e-5)
+    short = whole.gain([long], ["cat dog"], passage_max_length=3)[0]
+    assert short.given.cut
+    np.testing.assert_allclose(short.given.values, expected.given.values, rtol=1e-5)
     over = scorer.gain(["a passage"], [long])[0]  # nothing of the passage is left
     assert len(over.given.values) == 5
 

@@ -15,6 +15,7 @@ from condenser.corpus import cutting
 from condenser.corpus.cutting import Batch, Cutter, CuttingRules, SpanCounts, cut_spans
 from condenser.corpus.documents import Document
 from condenser.corpus.tokens import bare_tokenizer, load_tokenizer
+from condenser.errors import UserError
 
 TEXT = "The cat ran to the bank. A dog sings!  Testing masking whole words.\nThe words ran to the whole bank."
 
@@ -166,6 +167,18 @@ def test_a_long_title_leaves_half_of_each_span_to_the_text(tiny_bert: Path) -> N
 def test_spans_given_by_the_user_get_no_title(tiny_bert: Path) -> None:
     document = text_of("the cat", "the dog", title="Old water", is_cut=True)
     assert cut(tiny_bert, [document], titles="every")[0] == [["the cat", "the dog"]]
+
+
+def test_a_query_and_its_passage_are_one_span(tiny_bert: Path) -> None:
+    separator = load_tokenizer(tiny_bert).sep_token_id
+    pair = Document("p", "", ("what is a cat", "the cat sing. the dog runs to the bank."), is_cut=False, is_pair=True)
+    assert cut(tiny_bert, [pair], separator=separator, titles="every")[0] == [
+        ["what is a cat [SEP] the cat sing. the dog runs to the"]
+    ]
+    long = pair._replace(texts=("water " * 30, "the cat sing"))
+    assert cut(tiny_bert, [long], room=6, separator=separator)[0] == [["water water water [SEP] the cat"]]
+    with pytest.raises(UserError, match="no separator token"):
+        cut(tiny_bert, [pair])
 
 
 def test_long_texts_are_tokenized_in_pieces_to_the_same_tokens(

@@ -118,7 +118,7 @@ def test_figures_are_those_of_one_query_at_a_time(
         with torch.no_grad():
             log_prob = -float(writer(batch.passage_ids, batch.passage_mask, batch.query_ids, batch.targets))
             told = told[: 32 - 3 - len(asked)]
-            given = -energy(torch.tensor([[2, *told, 3, *asked, 3]])).logits[0, len(told) + 2 : -1].sum().item()
+            given = -energy(torch.tensor([[2, *asked, 3, *told, 3]])).logits[0, 1 : len(asked) + 1].sum().item()
             alone = -energy(torch.tensor([[2, *asked, 3]])).logits[0, 1:-1].sum().item()
         scores = vectors @ encoder.encode_queries([text])[0]
         found = sorted(zip(scores.tolist(), (one.id for one in PASSAGES), strict=True), reverse=True)
@@ -252,6 +252,10 @@ def test_a_run_killed_before_the_file_is_there_judges_nothing_again(
         ({"encoder": None}, "--encoder is missing, which --with roundtrip asks"),
         ({"with_": "lm,roundtrip"}, r"--electric goes with --with electric \(--with lm,roundtrip,electric\)"),
         ({"with_": "lm,electric", "encoder": None, "depth": 5}, "--depth goes with --with roundtrip"),
+        (
+            {"with_": "roundtrip", "writer": None, "electric": None, "passage_max_length": 9},
+            "--passage_max_length goes with --with lm",
+        ),
         ({"writer": "/no/such/model"}, "/no/such/model: no such folder"),
         ({"electric": "ENCODER"}, "weights have no head that gives energies"),
         ({"queries": "/no/such/folder"}, "/no/such/folder: no such folder; expected a written queries folder"),
