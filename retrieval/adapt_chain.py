@@ -85,6 +85,7 @@ class Chain:
         """
         # Imported here, because mistakes up to here should show before torch is loaded.
         from condenser.models.electric import has_noise
+        from retrieval.cross_encoder import CrossEncoder
         from retrieval.encoder_files import is_pair
         from retrieval.queries.writers import check_writer
 
@@ -100,7 +101,7 @@ class Chain:
                 "holds no noise model, expected one made by `condenser pretrain --objective electric`", folder
             )
         if options.labels and options.cross_encoder is not None:
-            check_config(local_folder(options.cross_encoder))
+            CrossEncoder.load(options.cross_encoder)  # only its weights tell whether it has a classifier
 
     @property
     def start(self) -> str:
@@ -277,20 +278,27 @@ class Chain:
         return [Stage("queries filter", keep)]
 
     def negatives(self) -> list[Stage]:
-        """Return hard negatives of the kept queries, by BM25: the retriever's own would be what it must unlearn.
+        """Return hard negatives of the kept queries, by two searches that err in different ways, as GPL does.
 
         They serve where a judge says how good they are. Taken for wrong ones they do harm: many answer the query too
         (GPL's table: 48.8 without, 46.3 with).
         """
-        mine = MineOptions(
+        by_words = MineOptions(
             collection=str(self.arm / "kept"),
             bm25=True,
             depth=50,
             n=4,
             seed=self.options.seed,
-            output=str(self.arm / "negatives.jsonl"),
+            output=str(self.arm / "negatives-bm25.jsonl"),
         )
-        return [Stage("mine", mine)]
+        by_vectors = dataclasses.replace(
+            by_words,
+            bm25=False,
+            encoder=self.start,
+            device=self.options.device,
+            output=str(self.arm / "negatives-retriever.jsonl"),
+        )
+        return [Stage("mine", by_words), Stage("mine", by_vectors)]
 
     def cross_encoder(self) -> list[Stage]:
         """Return the judge of pairs, trained on the source with BM25's negatives."""
@@ -322,9 +330,9 @@ class Chain:
         """Return the kept queries with the judge's scores of their passages and negatives."""
         label = QueriesLabelOptions(
             collection=str(self.arm / "kept"),
-            negatives_file=[str(self.arm / "negatives.jsonl")],
+            negatives_file=[str(stage.made) for stage in self.negatives()],
             cross_encoder=self.options.cross_encoder or str(self.root / "cross-encoder"),
-            max_negatives=4,
+            max_negatives=8,
             dtype="bfloat16" if self.options.bfloat16 else "auto",
             device=self.options.device,
             output=str(self.arm / "labelled"),

@@ -68,6 +68,7 @@ def chain_of(arm: str, given: argparse.Namespace, seed: int) -> Chain:
         corpus=given.target,
         labelled=given.labelled,
         init=given.init,
+        writer=given.writer,
         output=str(root),
         pretraining=arm != "source",
         constrained=0.5 if place > 0 else 0.0,
@@ -99,7 +100,7 @@ def commands(arm: str, given: argparse.Namespace, seed: int) -> list[Stage]:
             *chain.index(chain.root, "source-", chain.start),
             *chain.run(chain.root, "source-", chain.start),
         ]
-    stages += [*chain.query_writer(), *chain.queries()]
+    stages += [*(chain.query_writer() if given.writer is None else []), *chain.queries()]
     if chain.options.gain:
         # both judges at once: the figures of one file serve all arms, which read of it what they ask for
         both = dataclasses.replace(chain, options=dataclasses.replace(chain.options, roundtrip=_rank(given)))
@@ -139,18 +140,24 @@ def measure(arm: str, given: argparse.Namespace, seed: int) -> dict[str, Any]:
         "queries": queries,
         # stages that other cells had made before are not in it
         "cpu_seconds": round(seconds, 1),
-        "commands": [
-            command_line(stage).replace(str(given.work), "WORK").replace(given.init, "START") for stage in stages
-        ],
+        "commands": [_without_places(command_line(stage), given) for stage in stages],
         "test": measured.means,
         "test_queries": {METRICS[0]: measured.per_query[METRICS[0]].round(4).tolist()},
     }
 
 
+def _without_places(command: str, given: argparse.Namespace) -> str:
+    """Return a command with names in the place of this machine's folders."""
+    for place, name in ((given.writer, "WRITER"), (str(given.work), "WORK"), (given.init, "START")):
+        command = command.replace(place, name) if place else command
+    return command
+
+
 def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """Return what must be the same of all cells."""
     amounts = QUICK if given.quick else Amounts.within(given.budget)
-    return {**dataclasses.asdict(amounts), "bfloat16": given.bfloat16}
+    shared = {"writer_files": identity(given.writer)} if given.writer else {}
+    return {**dataclasses.asdict(amounts), "bfloat16": given.bfloat16, **shared}
 
 
 def table(results: list[dict[str, Any]]) -> Iterator[str]:
@@ -192,6 +199,7 @@ def main() -> int:
     parser.add_argument("--target", default="medquad")
     parser.add_argument("--labelled", default="nq-qed")
     parser.add_argument("--init", default=None, help="default: the installed MiniLM")
+    parser.add_argument("--writer", help="the model that writes queries, for all seeds; default: one trained for each")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[42, 43, 44])
     parser.add_argument("--budget", type=float, default=60.0, help="as of `condenser adapt`")

@@ -85,7 +85,7 @@ def test_a_given_retriever_and_judges_leave_their_stages_out(
     given = {"retriever": "R", "writer": "W", "electric": "E", "cross_encoder": "C"}
     options = options_for(corpus, labelled, tiny_bert, tmp_path / "out", **given)
     verbs = [stage.verb for stage in Chain.of(options).stages()[0]]
-    judged = ["queries generate", "queries score", "queries filter", "mine", "queries label"]
+    judged = ["queries generate", "queries score", "queries filter", "mine", "mine", "queries label"]
     assert verbs == [*judged, "finetune", "encode", "index"]
     assert not Chain.of(options).learns_from_source
     plain = dataclasses.replace(options, gain=False, roundtrip=0, labels=False, constrained=0.0)
@@ -141,13 +141,13 @@ def test_what_is_missing_is_told_before_anything_runs(
         ("retriever", "no config.json here"),
         ("writer", "holds a BertForMaskedLM, which writes no text"),
         ("electric", "holds no noise model"),
-        ("cross_encoder", "no config.json here"),
+        ("cross_encoder", "classifier"),
     ],
 )
 def test_given_models_of_the_wrong_kind_are_told_before_anything_runs(
     corpus: str, labelled: str, tiny_bert: Path, tmp_path: Path, name: str, said: str
 ) -> None:
-    wrong = str(tiny_bert) if name in ("writer", "electric") else corpus
+    wrong = corpus if name == "retriever" else str(tiny_bert)
     options = options_for(corpus, labelled, tiny_bert, tmp_path / "out", **{name: wrong})
     with pytest.raises(UserError, match=said):
         adapt(options)
