@@ -74,7 +74,7 @@ class Amounts:
     source: int = 40
     writer: int = 1500
     electric: int = 150
-    cross_encoder: int = 240
+    cross_encoder: int = 60
     passages: int = 2000
     target: int = 100
 
