@@ -70,7 +70,7 @@ class Amounts:
     """
 
     condenser: int = 40
-    cocondenser: int = 60
+    cocondenser: int = 240
     source: int = 40
     writer: int = 1500
     electric: int = 150
