@@ -21,6 +21,8 @@ def inputs(rows: int = 5, width: int = 64) -> torch.Tensor:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("vnni", [True, False])
 def test_products_of_rounded_numbers_are_exact(bias: bool, vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if vnni and not torch.cpu._is_vnni_supported():
+        pytest.skip("products of full 8-bit numbers need VNNI")
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
     rows, linear = inputs(), nn.Linear(64, 48, bias=bias)
     steps = 127 if vnni else 63
