@@ -36,7 +36,8 @@ class Chain:
         amounts: how much each stage does.
         init: the weights that everything starts from.
         root: folder of what does not depend on the written queries: arms of a study share it.
-        pool: folder of the written queries and their figures.
+        written: folder of the written queries.
+        judged: folder of their figures.
         arm: folder of what depends on which of them are kept.
     """
 
@@ -44,7 +45,8 @@ class Chain:
     amounts: Amounts
     init: str
     root: Path
-    pool: Path
+    written: Path
+    judged: Path
     arm: Path
 
     @classmethod
@@ -57,7 +59,7 @@ class Chain:
         own_judges = (options.gain and options.electric is None) or (options.labels and options.cross_encoder is None)
         needs_weights = options.retriever is None or own_judges
         init = options.init or (default_weights() if needs_weights else "")
-        return cls(options, amounts, init, root, root, root)
+        return cls(options, amounts, init, root, root / "queries", root, root)
 
     @property
     def learns_from_source(self) -> bool:
@@ -216,7 +218,7 @@ class Chain:
             passage_max_length=options.max_length,
             seed=options.seed,
             device=options.device,
-            output=str(self.pool / "queries"),
+            output=str(self.written),
         )
         return [Stage("queries generate", generate)]
 
@@ -253,13 +255,13 @@ class Chain:
         if not judges:
             return []
         score = QueriesScoreOptions(
-            queries=str(self.pool / "queries"),
+            queries=str(self.written),
             with_=",".join(judges),
             electric=(options.electric or str(self.root / "electric")) if options.gain else None,
             encoder=self.start if options.roundtrip else None,
             passage_max_length=options.max_length if options.gain else QueriesScoreOptions.passage_max_length,
             device=options.device,
-            output=str(self.pool / "scores.jsonl"),
+            output=str(self.judged / "scores.jsonl"),
         )
         return [Stage("queries score", score)]
 
@@ -269,8 +271,8 @@ class Chain:
         wanted = [f"gain >= q{_WORST_BY_GAIN}"] if options.gain else []
         wanted += [f"roundtrip <= {options.roundtrip}"] if options.roundtrip else []
         keep = QueriesFilterOptions(
-            queries=str(self.pool / "queries"),
-            scores=[str(self.pool / "scores.jsonl")] if wanted else [],
+            queries=str(self.written),
+            scores=[str(self.judged / "scores.jsonl")] if wanted else [],
             keep=" and ".join(wanted) or None,
             seed=options.seed,
             output=str(self.arm / "kept"),

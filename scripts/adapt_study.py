@@ -82,8 +82,12 @@ def chain_of(arm: str, given: argparse.Namespace, seed: int) -> Chain:
         seed=seed,
     )
     amounts = QUICK if given.quick else Amounts.within(given.budget)
-    pool = root / ("drawn" if arm == "sampled" else "mixed")
-    return dataclasses.replace(Chain.of(options), amounts=amounts, root=root, pool=pool, arm=root / arm)
+    queries = "drawn" if arm == "sampled" else "mixed"
+    judged = root / queries
+    written = given.work / f"{Path(given.target).name}-written" / queries if given.writer else judged / "queries"
+    return dataclasses.replace(
+        Chain.of(options), amounts=amounts, root=root, written=written, judged=judged, arm=root / arm
+    )
 
 
 def commands(arm: str, given: argparse.Namespace, seed: int) -> list[Stage]:
@@ -100,7 +104,11 @@ def commands(arm: str, given: argparse.Namespace, seed: int) -> list[Stage]:
             *chain.index(chain.root, "source-", chain.start),
             *chain.run(chain.root, "source-", chain.start),
         ]
-    stages += [*(chain.query_writer() if given.writer is None else []), *chain.queries()]
+    if given.writer is None:
+        stages += [*chain.query_writer(), *chain.queries()]
+    else:  # written once
+        once = dataclasses.replace(chain.options, seed=AdaptOptions.seed)
+        stages += dataclasses.replace(chain, options=once).queries()
     if chain.options.gain:
         # both judges at once: the figures of one file serve all arms, which read of it what they ask for
         both = dataclasses.replace(chain, options=dataclasses.replace(chain.options, roundtrip=_rank(given)))
@@ -128,7 +136,7 @@ def measure(arm: str, given: argparse.Namespace, seed: int) -> dict[str, Any]:
     queries = {}
     if arm in WRITTEN:
         chain = chain_of(arm, given, seed)
-        written, kept = (load_manifest(folder)["facts"] for folder in (chain.pool / "queries", chain.arm / "kept"))
+        written, kept = (load_manifest(folder)["facts"] for folder in (chain.written, chain.arm / "kept"))
         queries = {"written": written["queries"], "kept": kept["queries"]}
     return {
         "arm": arm,
@@ -199,7 +207,7 @@ def main() -> int:
     parser.add_argument("--target", default="medquad")
     parser.add_argument("--labelled", default="nq-qed")
     parser.add_argument("--init", default=None, help="default: the installed MiniLM")
-    parser.add_argument("--writer", help="the model that writes queries, for all seeds; default: one trained for each")
+    parser.add_argument("--writer", help="the model that writes queries; with it, all seeds share what it writes")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[42, 43, 44])
     parser.add_argument("--budget", type=float, default=60.0, help="as of `condenser adapt`")
