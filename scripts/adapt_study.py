@@ -69,6 +69,7 @@ def chain_of(arm: str, given: argparse.Namespace, seed: int) -> Chain:
         labelled=given.labelled,
         init=given.init,
         writer=given.writer,
+        electric=given.electric,
         output=str(root),
         pretraining=arm != "source",
         constrained=0.5 if place > 0 else 0.0,
@@ -112,7 +113,7 @@ def commands(arm: str, given: argparse.Namespace, seed: int) -> list[Stage]:
     if chain.options.gain:
         # both judges at once: the figures of one file serve all arms, which read of it what they ask for
         both = dataclasses.replace(chain, options=dataclasses.replace(chain.options, roundtrip=_rank(given)))
-        stages += [*chain.electric_model(), *both.scores()]
+        stages += [*(chain.electric_model() if given.electric is None else []), *both.scores()]
     stages += chain.kept()
     if chain.options.labels:
         stages += [*chain.negatives(), *chain.cross_encoder(), *chain.labels()]
@@ -156,7 +157,8 @@ def measure(arm: str, given: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 def _without_places(command: str, given: argparse.Namespace) -> str:
     """Return a command with names in the place of this machine's folders."""
-    for place, name in ((given.writer, "WRITER"), (str(given.work), "WORK"), (given.init, "START")):
+    places = {given.writer: "WRITER", given.electric: "ELECTRIC", str(given.work): "WORK", given.init: "START"}
+    for place, name in places.items():
         command = command.replace(place, name) if place else command
     return command
 
@@ -208,6 +210,7 @@ def main() -> int:
     parser.add_argument("--labelled", default="nq-qed")
     parser.add_argument("--init", default=None, help="default: the installed MiniLM")
     parser.add_argument("--writer", help="the model that writes queries; with it, all seeds share what it writes")
+    parser.add_argument("--electric", help="the model that says what a passage tells of a query, for all seeds")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[42, 43, 44])
     parser.add_argument("--budget", type=float, default=60.0, help="as of `condenser adapt`")
