@@ -12,6 +12,7 @@ from condenser.hub import local_folder
 from condenser.options import PretrainOptions, SpansOptions
 from condenser.weights import check_config
 from retrieval.adapt_options import AdaptOptions, Amounts
+from retrieval.option_types import Precision
 from retrieval.options import EncodeOptions, FinetuneOptions, IndexOptions, MineOptions, SearchOptions
 from retrieval.queries.options import (
     QueriesFilterOptions,
@@ -259,6 +260,7 @@ class Chain:
             with_=",".join(judges),
             electric=(options.electric or str(self.root / "electric")) if options.gain else None,
             encoder=self.start if options.roundtrip else None,
+            dtype=self._encoding if options.roundtrip else "auto",
             passage_max_length=options.max_length if options.gain else QueriesScoreOptions.passage_max_length,
             device=options.device,
             output=str(self.judged / "scores.jsonl"),
@@ -297,6 +299,7 @@ class Chain:
             by_words,
             bm25=False,
             encoder=self.start,
+            dtype=self._encoding,
             device=self.options.device,
             output=str(self.arm / "negatives-retriever.jsonl"),
         )
@@ -335,7 +338,7 @@ class Chain:
             negatives_file=[str(stage.made) for stage in self.negatives()],
             cross_encoder=self.options.cross_encoder or str(self.root / "cross-encoder"),
             max_negatives=8,
-            dtype="bfloat16" if self.options.bfloat16 else "auto",
+            dtype=self._encoding,
             device=self.options.device,
             output=str(self.arm / "labelled"),
         )
@@ -363,7 +366,7 @@ class Chain:
         vectors = EncodeOptions(
             encoder=encoder,
             collection=self.corpus,
-            dtype="bfloat16" if options.bfloat16 else "auto",
+            dtype=self._encoding,
             device=options.device,
             output=str(folder / f"{prefix}vectors"),
         )
@@ -381,6 +384,10 @@ class Chain:
             output=str(folder / f"{prefix}{self.options.measure}.trec"),
         )
         return [Stage("search", search)]
+
+    @property
+    def _encoding(self) -> Precision:
+        return "bfloat16" if self.options.bfloat16 else "auto"
 
     def _training(self) -> dict[str, Any]:
         precision = "bf16" if self.options.bfloat16 else "no"

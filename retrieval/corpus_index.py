@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from condenser.hub import local_folder
 from condenser.talk import say
-from retrieval.option_types import Device
+from retrieval.option_types import Device, Precision
 from retrieval.options import EncodeOptions
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def index_of_corpus(
     work: Path,
     *,
     device: Device = "auto",
+    dtype: Precision = "auto",
     batch_tokens: int | None = None,
     skip_bad: bool = False,
 ) -> Index:
@@ -30,6 +31,7 @@ def index_of_corpus(
         encoder: folder or hub name, of queries and passages.
         work: where the vectors stay, for the next run with this encoder.
         device: where to compute.
+        dtype: in which type, see `retrieval.precision.set_precision`; queries stay in float32.
         batch_tokens: tokens per batch; default: what suits the device.
         skip_bad: pass over lines that cannot be read.
 
@@ -51,6 +53,7 @@ def index_of_corpus(
             collection=collection,
             output=str(work / "vectors"),
             device=device,
+            dtype=dtype,
             batch_tokens=batch_tokens,
             skip_bad=skip_bad,
         )

@@ -104,6 +104,8 @@ def _check(options: MineOptions) -> None:
         raise UserError(f"--skip {options.skip} leaves nothing of --depth {options.depth}")
     if options.work is not None and options.encoder is None:
         raise UserError("--work goes with --encoder")
+    if options.dtype != "auto" and not options.encoder:
+        raise UserError("--dtype goes with --encoder")
     judged = options.cross_threshold is not None or options.scores is not None
     if judged and options.cross_encoder is None:
         raise UserError("--cross_encoder is missing: the model that gives the scores")
@@ -255,7 +257,9 @@ class _Miner:
     def _encoded(self, name: str) -> Index:
         options = self._options
         work = Path(options.work or f"{options.output}.work")
-        return index_of_corpus(options.collection, name, work, device=options.device, skip_bad=options.skip_bad)
+        return index_of_corpus(
+            options.collection, name, work, device=options.device, dtype=options.dtype, skip_bad=options.skip_bad
+        )
 
 
 _Write = Callable[[_Pick], Any]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from condenser.options import Options, option, output, required, seed_of, source
-from retrieval.option_types import Device, Format, Split
+from retrieval.option_types import Device, Format, Precision, Split
 from retrieval.options_training import FinetuneOptions as FinetuneOptions
 from retrieval.options_training import MineOptions as MineOptions
 
@@ -134,9 +134,7 @@ class EncodeOptions(Options):
         shapes_result=False,
         minimum=1,
     )
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
-        "auto", "type to compute in; auto: bfloat16 on a GPU that has it, else float32"
-    )
+    dtype: Precision = option("auto", "type to compute in; auto: bfloat16 on a GPU that has it, else float32")
     quantize: Literal["none", "int8"] = option(
         "none", "int8: linear layers in 8-bit integers on a CPU, about twice as fast; the vectors are less exact"
     )
@@ -267,9 +265,7 @@ class RerankOptions(Options):
         shapes_result=False,
         minimum=1,
     )
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
-        "auto", "type to compute in; auto: bfloat16 on a GPU that has it, else float32"
-    )
+    dtype: Precision = option("auto", "type to compute in; auto: bfloat16 on a GPU that has it, else float32")
     device: Device = option("auto", "where to compute", shapes_result=False)
     skip_bad: bool = option(False, "pass over lines that cannot be read, and count them")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from condenser.options import Options, option, output, seed_of, source
-from retrieval.option_types import Device, Format, Split
+from retrieval.option_types import Device, Format, Precision, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +162,7 @@ class MineOptions(Options):
         None, "also write the cross-encoder's scores of positives and negatives here (.tsv)", shapes_result=False
     )
     seed: int = seed_of("the sample")
+    dtype: Precision = option("auto", "with --encoder: type to encode passages in, as in `encode`")
     work: str | None = option(None, "with --encoder: folder for the vectors; default: OUTPUT.work", shapes_result=False)
     device: Device = option("auto", "where to encode and to search")
     skip_bad: bool = option(False, "pass over lines that cannot be read, and count them")

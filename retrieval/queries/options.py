@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from condenser.options import Options, option, output, seed_of, source
-from retrieval.option_types import Device, Format
+from retrieval.option_types import Device, Format, Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +77,7 @@ class QueriesScoreOptions(Options):
     electric: str | None = source("electric: folder made by `pretrain --objective electric`", default=None)
     encoder: str | None = source("roundtrip: encoder of queries and passages, folder or hub name", default=None)
     depth: int = option(100, "roundtrip: hits looked at; a passage below has rank depth + 1", minimum=1)
+    dtype: Precision = option("auto", "roundtrip: type to encode passages in, as in `encode`")
     passage_max_length: int = option(
         256, "electric, and lm with published models: longest passage in tokens", minimum=8
     )
@@ -126,9 +126,7 @@ class QueriesLabelOptions(Options):
     cross_encoder: str = source("folder or hub name: made by `finetune --cross_encoder`, or any classifier of pairs")
     max_negatives: int = option(50, "negatives of each query that are scored, of each file", minimum=1)
     max_length: int | None = option(None, "longest pair in tokens; default: as the model says, 512 at most", minimum=8)
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
-        "auto", "type to compute in; auto: bfloat16 on a GPU that has it, else float32"
-    )
+    dtype: Precision = option("auto", "type to compute in; auto: bfloat16 on a GPU that has it, else float32")
     seed: int = seed_of("the order of gpl-training-data.tsv")
     output: str = output("folder to write, in BEIR's layout")
     device: Device = option("auto", "where to compute", shapes_result=False)

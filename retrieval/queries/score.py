@@ -34,7 +34,7 @@ _MODELS = {"lm": "writer", "electric": "electric", "roundtrip": "encoder"}
 _SETTINGS = {
     "lm": ("passage_max_length", "prompt"),
     "electric": ("passage_max_length",),
-    "roundtrip": ("depth",),
+    "roundtrip": ("depth", "dtype"),
 }
 
 
@@ -158,7 +158,9 @@ def _load(name: str, options: QueriesScoreOptions, passages: Mapping[str, Passag
         model = str(options.electric)
         scorer = Scorer.load(model, method="electric", device=device, batch_tokens=batch_tokens)
         return ElectricJudge(scorer, passages, options.passage_max_length)
-    index = index_of_corpus(options.queries, str(options.encoder), work, device=device, batch_tokens=batch_tokens)
+    index = index_of_corpus(
+        options.queries, str(options.encoder), work, device=device, dtype=options.dtype, batch_tokens=batch_tokens
+    )
     return RoundTripJudge(index, options.depth, batch_tokens)
 
 
