@@ -34,8 +34,8 @@ class AdaptOptions(Options):
     cross_encoder: str | None = source("model that labels pairs; default: one trained on --labelled", default=None)
     pretraining: bool = option(True, "Condenser and coCondenser on the corpus first; only without --retriever")
     constrained: float = option(0.5, "share of the queries that hold a key term of their passage", minimum=0, maximum=1)
-    gain: bool = option(True, "leave out the worst quarter of the queries by Electric's gain")
-    roundtrip: int = option(10, "keep queries that find their passage at this rank or above; 0: do not ask", minimum=0)
+    gain: bool = option(False, "leave out the worst quarter of the queries by Electric's gain")
+    roundtrip: int = option(0, "keep queries that find their passage at this rank or above; 0: do not ask", minimum=0)
     labels: bool = option(True, "train on a cross-encoder's margins, not on right and wrong")
     per_passage: int = option(3, "queries written for a passage", minimum=1)
     passages: int | None = option(

@@ -52,7 +52,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def options_for(corpus: str, labelled: str, tiny_bert: Path, output: Path, **others: Any) -> AdaptOptions:
-    settings: dict[str, Any] = {"budget": 0.2, "max_length": 24, "batch_size": 4, "roundtrip": 40, "device": "cpu"}
+    settings: dict[str, Any] = {"budget": 0.2, "max_length": 24, "batch_size": 4, "device": "cpu"}
+    settings |= {"gain": True, "roundtrip": 40}
     return AdaptOptions(
         corpus=corpus, labelled=labelled, init=str(tiny_bert), output=str(output), **(settings | others)
     )
