@@ -36,7 +36,7 @@ class AdaptOptions(Options):
     constrained: float = option(0.5, "share of the queries that hold a key term of their passage", minimum=0, maximum=1)
     gain: bool = option(False, "leave out the worst quarter of the queries by Electric's gain")
     roundtrip: int = option(0, "keep queries that find their passage at this rank or above; 0: do not ask", minimum=0)
-    labels: bool = option(True, "train on a cross-encoder's margins, not on right and wrong")
+    labels: bool = option(False, "train on a cross-encoder's margins, not on right and wrong")
     per_passage: int = option(3, "queries written for a passage", minimum=1)
     passages: int | None = option(
         None, "passages that queries are written for; default: as many as --budget allows", minimum=1

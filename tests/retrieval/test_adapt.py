@@ -53,7 +53,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def options_for(corpus: str, labelled: str, tiny_bert: Path, output: Path, **others: Any) -> AdaptOptions:
     settings: dict[str, Any] = {"budget": 0.2, "max_length": 24, "batch_size": 4, "device": "cpu"}
-    settings |= {"gain": True, "roundtrip": 40}
+    settings |= {"gain": True, "roundtrip": 40, "labels": True}  # every link
     return AdaptOptions(
         corpus=corpus, labelled=labelled, init=str(tiny_bert), output=str(output), **(settings | others)
     )
