@@ -168,7 +168,7 @@ def test_no_weights_are_asked_for_where_nothing_starts_from_them(
     options = AdaptOptions(corpus=corpus, labelled=labelled, output=str(tmp_path / "out"), **given)
     assert Chain.of(options).init == ""
     with pytest.raises(UserError, match="not installed"):
-        Chain.of(dataclasses.replace(options, cross_encoder=None))
+        Chain.of(dataclasses.replace(options, labels=True, cross_encoder=None))
 
 
 def test_a_corpus_too_small_to_pretrain_on_is_told_with_what_does_without(
