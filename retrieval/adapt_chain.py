@@ -337,7 +337,7 @@ class Chain:
             collection=str(self.arm / "kept"),
             negatives_file=[str(stage.made) for stage in self.negatives()],
             cross_encoder=self.options.cross_encoder or str(self.root / "cross-encoder"),
-            max_negatives=8,
+            max_negatives=4,
             dtype=self._encoding,
             device=self.options.device,
             output=str(self.arm / "labelled"),

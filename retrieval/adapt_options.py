@@ -14,7 +14,7 @@ _BUDGET = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptOptions(Options):
-    """Adapt a retriever to a corpus without judgements: pretrain on its text, write queries for it, train on the best.
+    """Adapt a retriever to a corpus without judgements: pretrain on its text, write queries for it, train on them.
 
     What writes, judges and labels queries learns from the judgements of another collection, or is given.
     """

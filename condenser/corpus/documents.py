@@ -31,17 +31,19 @@ class Document(NamedTuple):
     is_pair: bool = False
 
 
-def read_documents(paths: Iterable[str | Path], on_read: Callable[[int], None] | None = None) -> Iterator[Document]:
+def read_documents(
+    paths: Iterable[str | Path], on_read: Callable[[int], None] | None = None, *, pairs: bool = False
+) -> Iterator[Document]:
     """Yield the documents of several files in order.
 
     By suffix (also before ``.gz`` and ``.zst``): ``.jsonl`` and ``.json`` hold one object a line,
-    ``{"_id", "title", "text"}``, ``{"spans": [text, ...]}`` or ``{"query", "passage"}``; ``.tsv`` holds
-    ``id<TAB>text`` or ``id<TAB>title<TAB>text``, in which quotes are text; any other file is plain text, one document
-    a line.
+    ``{"_id", "title", "text"}`` or ``{"spans": [text, ...]}``; ``.tsv`` holds ``id<TAB>text`` or
+    ``id<TAB>title<TAB>text``, in which quotes are text; any other file is plain text, one document a line.
 
     Args:
         paths: the files.
         on_read: told the number of bytes read from the disk each time.
+        pairs: take ``{"query", "passage"}`` as well.
 
     Raises:
         UserError: a missing or empty file, a line that is not an object, one with neither text nor
@@ -49,19 +51,19 @@ def read_documents(paths: Iterable[str | Path], on_read: Callable[[int], None] |
     """
     for path in paths:
         found = False
-        for document in _read_file(Path(path), on_read):
+        for document in _read_file(Path(path), on_read, pairs):
             found = True
             yield document
         if not found:
             raise UserError("file holds no document", path)
 
 
-def _read_file(path: Path, on_read: Callable[[int], None] | None) -> Iterator[Document]:
+def _read_file(path: Path, on_read: Callable[[int], None] | None, pairs: bool) -> Iterator[Document]:
     suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
     kind = suffixes[-1] if suffixes else ""
     if kind in (".jsonl", ".json"):
         for number, record in read_records(path, on_read):
-            yield _from_record(record, f"{path}:{number}")
+            yield _from_record(record, f"{path}:{number}", pairs=pairs)
         return
     for number, line in read_lines(path, on_read=on_read):
         if not line.strip():
@@ -86,6 +88,8 @@ def _from_record(
     where: str,
     text_keys: tuple[str, ...] = _TEXT_KEYS,
     hint: str = "name the text field 'text'",
+    *,
+    pairs: bool = False,
 ) -> Document:
     name = next((record[key] for key in _ID_KEYS if key in record), None)
     document_id = where if name is None else identifier(name, where)
@@ -95,10 +99,10 @@ def _from_record(
         if not isinstance(spans, list):
             raise UserError(f"spans is {type(spans).__name__}, expected a list of texts", where)
         return Document(document_id, title, tuple(_text(span, "spans", where) for span in spans), True)
-    if "query" in record and "passage" in record:
+    key = next((key for key in text_keys if key in record), None)
+    if key is None and pairs and "query" in record and "passage" in record:
         pair = tuple(_text(record[key], key, where) for key in ("query", "passage"))
         return Document(document_id, "", pair, is_cut=False, is_pair=True)
-    key = next((key for key in text_keys if key in record), None)
     if key is None:
         found = ", ".join(record) or "nothing"
         raise UserError(f"record has neither {text_keys[0]} nor spans (found: {found})", where, hint)

@@ -142,7 +142,7 @@ def _megabytes(meter: Meter) -> Callable[[int], None]:
 
 def _documents(options: SpansOptions, on_read: Callable[[int], None]) -> Iterator[Document]:
     if options.dataset is None:
-        return read_documents(options.input, on_read)
+        return read_documents(options.input, on_read, pairs=True)
     return read_dataset(
         options.dataset,
         config=options.dataset_config,

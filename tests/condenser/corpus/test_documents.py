@@ -45,6 +45,17 @@ def test_other_columns_are_refused_with_the_line(tmp_path: Path, line: str, mess
         list(read_documents([file]))
 
 
+def test_query_and_passage_are_a_pair_unless_a_text_stands_beside_them(tmp_path: Path) -> None:
+    pair = {"query": "what sings", "passage": "the cat"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n" + json.dumps(pair | {"text": "one"}) + "\n")
+    assert list(read_documents([tmp_path / "pairs.jsonl"], pairs=True)) == [
+        Document(f"{tmp_path}/pairs.jsonl:1", "", ("what sings", "the cat"), is_cut=False, is_pair=True),
+        Document(f"{tmp_path}/pairs.jsonl:2", "", ("one",), is_cut=False),
+    ]
+    with pytest.raises(UserError, match=r"pairs\.jsonl:1: record has neither text nor spans \(found: query, passage\)"):
+        list(read_documents([tmp_path / "pairs.jsonl"]))
+
+
 def test_packed_files_are_read_by_the_suffix_before(tmp_path: Path) -> None:
     lines = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(lines))
