@@ -84,7 +84,7 @@ class Chain:
         """Look at the models that are given, which are opened after minutes or hours.
 
         Raises:
-            UserError: one that is not there, or is another kind of model than is asked for.
+            UserError: one that is not there, is another kind of model than is asked for, or that nothing asks for.
         """
         # Imported here, because mistakes up to here should show before torch is loaded.
         from condenser.models.electric import has_noise
@@ -93,6 +93,9 @@ class Chain:
         from retrieval.queries.writers import check_writer
 
         options = self.options
+        for model, use in (("electric", "gain"), ("cross_encoder", "labels")):
+            if getattr(options, model) is not None and not getattr(options, use):
+                raise UserError(f"--{model} goes with --{use} true")
         if self.init:
             check_config(local_folder(self.init))
         if options.retriever is not None and not is_pair(folder := local_folder(options.retriever)):

@@ -30,8 +30,12 @@ class AdaptOptions(Options):
         "encoder that is adapted; default: what pretraining on the corpus makes, trained on --labelled", default=None
     )
     writer: str | None = source("model that writes queries; default: one trained on --labelled", default=None)
-    electric: str | None = source("model that judges them; default: one trained on the corpus", default=None)
-    cross_encoder: str | None = source("model that labels pairs; default: one trained on --labelled", default=None)
+    electric: str | None = source(
+        "with --gain: model that judges them; default: one trained on the corpus and --labelled", default=None
+    )
+    cross_encoder: str | None = source(
+        "with --labels: model that labels pairs; default: one trained on --labelled", default=None
+    )
     pretraining: bool = option(True, "Condenser and coCondenser on the corpus first; only without --retriever")
     constrained: float = option(0.5, "share of the queries that hold a key term of their passage", minimum=0, maximum=1)
     gain: bool = option(False, "leave out the worst quarter of the queries by Electric's gain")

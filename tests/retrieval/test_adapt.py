@@ -131,6 +131,10 @@ def test_what_is_missing_is_told_before_anything_runs(
         adapt(dataclasses.replace(options, labelled=corpus))
     with pytest.raises(UserError, match="no such folder"):
         adapt(dataclasses.replace(options, init=str(tmp_path / "nothing")))
+    with pytest.raises(UserError, match="--electric goes with --gain true"):
+        adapt(dataclasses.replace(options, gain=False, electric="E"))
+    with pytest.raises(UserError, match="--cross_encoder goes with --labels true"):
+        adapt(dataclasses.replace(options, labels=False, cross_encoder="C"))
     assert main(["adapt", corpus, "--output", str(tmp_path / "out"), "--budgt", "3"]) == 2
     assert "did you mean --budget?" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
