@@ -46,10 +46,16 @@ class SharedWorkspace(Workspace):
 
     def __enter__(self) -> SharedWorkspace:
         prepare_parent(self.output)
-        while not self._output_is_up_to_date():
-            if self._join():
-                return self
-        self.done = True
+        while not self.done:
+            seen = self._places()
+            try:
+                self.done = self._output_is_up_to_date()
+                if not self.done and self._join():
+                    return self
+            except (OSError, UserError):
+                # A folder that another moved under this process's eyes looks damaged, foreign or empty: look again.
+                if self._places() == seen:
+                    raise
         self._sweep_empty()
         return self
 
@@ -57,7 +63,8 @@ class SharedWorkspace(Workspace):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lock_handle is not None:
-            if not self.done and _is_alone(self._lock_handle):
+            # Once it is published, what is here is no more than what a late worker made before it saw that.
+            if self.done or _is_alone(self._lock_handle):
                 self._sweep_empty()
             self._release_lock()
 
@@ -100,15 +107,22 @@ class SharedWorkspace(Workspace):
             settled = not any((self.output / name).is_file() for name in (MANIFEST, _WITHDRAWN))
             if settled and not self._has_moved():
                 self._agree()
-                return True
-        except FileNotFoundError:
+                if not self._has_moved():
+                    return True
+        except (FileNotFoundError, FileExistsError):
             pass
         except UserError:
-            if not self._has_moved():
-                self._release_lock()
-                raise
+            self._release_lock()
+            raise
         self._release_lock()
         return False
+
+    def _places(self) -> list[tuple[int, int] | None]:
+        """Return what changes when a worker withdraws, moves, sweeps or publishes the folder."""
+        return [
+            *(_identity(folder / name) for folder in (self.output, self.path) for name in (MANIFEST, _WITHDRAWN)),
+            _identity(self.path / SCRATCH),
+        ]
 
     def _has_moved(self) -> bool:
         """Tell whether another published or swept the folder after this process opened the lock in it."""
@@ -184,10 +198,25 @@ class SharedWorkspace(Workspace):
                     ) from None
         sync_folder(self.output.absolute().parent)
 
+    def _holds_nothing(self) -> bool:
+        try:
+            return super()._holds_nothing()
+        except FileNotFoundError:  # another takes it away at this moment
+            return not self.path.exists()
+
     def _sweep_empty(self) -> None:
         """Remove an unfinished folder in which nothing was done."""
         if self.path.is_dir() and self._holds_nothing():
             shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Tell a file from a later one of its name; None if there is none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, 0 if file.name == SCRATCH else status.st_ctime_ns
 
 
 def _is_alone(lock: int) -> bool:

@@ -100,6 +100,8 @@ class _Worker:
         self._refuse_strangers(self._total)
         self._encoder = self._load_encoder()
         self._place.mkdir(exist_ok=True)
+        if self._workspace.published():  # then this made it in a folder that a late worker is about to sweep away
+            return
         quiet = os.environ.get("RANK", "0") != "0"
         unit = _UNITS[self._options.kind]
         with self._claims:
@@ -239,8 +241,7 @@ class _Worker:
         if texts is not None:
             shards = range(-(-texts // self._options.shard_size))
             expected = {name for number in shards for name in shard_files(number, self._options.store)}
-            drafts = {file.name for file in self._workspace.path.glob("*.tmp-*")}
-            refuse_strangers(self._workspace.path, expected | drafts | {MANIFEST})
+            refuse_strangers(self._workspace.path, expected | {MANIFEST})
 
 
 def _device(name: str) -> str:

@@ -264,14 +264,13 @@ def open_array(file: Path) -> np.ndarray:
 
 
 def refuse_strangers(folder: Path, expected: set[str]) -> None:
-    """Refuse a folder with files that do not belong to it; hidden ones do not count.
+    """Refuse a folder with files that do not belong to it; hidden ones and drafts of other writers do not count.
 
     Raises:
         UserError: such a file, by name.
     """
-    strangers = sorted(
-        entry.name for entry in folder.iterdir() if entry.name not in expected and not entry.name.startswith(".")
-    )
+    names = (entry.name for entry in folder.iterdir())
+    strangers = sorted(name for name in names if name not in expected and name[0] != "." and ".tmp-" not in name)
     if strangers:
         raise UserError(f"holds {sample(strangers)}, which does not belong to these vectors", folder, "move it away")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from condenser import sharing
 from condenser.artifacts import Workspace
 from condenser.errors import UserError
 from condenser.faults import VARIABLE
@@ -174,6 +175,50 @@ def test_one_who_comes_while_another_takes_a_damaged_folder_back_begins_no_secon
     with share(tmp_path / "out") as work:
         assert not (tmp_path / "out").exists()
         assert work.withdrawn().keys() == {"a", "b"} and (work.path / "b").read_text() == "b" * 10
+
+
+@pytest.mark.parametrize("until", ["manifest-withdrawn", "folder-withdrawn", "published-again"])
+def test_one_who_compares_a_folder_that_another_takes_back_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: str
+) -> None:
+    folder = finished(tmp_path / "out")
+    compare = sharing.damaged_files
+
+    def withdraw_and_compare(*arguments: Any, **options: Any) -> dict[str, UserError]:
+        monkeypatch.setattr(sharing, "damaged_files", compare)
+        _withdraw_the_manifest(folder)
+        if until != "manifest-withdrawn":
+            share(folder)._move_back()
+        if until == "published-again":
+            finished(folder)
+        found = compare(*arguments, **options)
+        if until != "published-again":
+            raise FileNotFoundError(errno.ENOENT, "moved between the look and the reading")
+        return found
+
+    monkeypatch.setattr(sharing, "damaged_files", withdraw_and_compare)
+    with share(folder) as work:
+        assert work.done if until == "published-again" else work.withdrawn().keys() == {"a", "b"}
+    assert entries(tmp_path) == ["out" if until == "published-again" else "out.partial"]
+
+
+def test_a_fault_that_stays_when_looked_at_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*arguments: Any, **options: Any) -> dict[str, UserError]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    finished(tmp_path / "out")
+    monkeypatch.setattr(sharing, "damaged_files", unreadable)
+    with pytest.raises(PermissionError), share(tmp_path / "out"):
+        pass
+
+
+def test_what_a_late_worker_makes_after_the_end_is_swept(tmp_path: Path) -> None:
+    with share(tmp_path / "out") as first, share(tmp_path / "out") as late:
+        (first.path / "a").touch()
+        first.commit({"count": 1})
+        (late.scratch / "shards").mkdir(parents=True)  # where one who came later had just put the folder again
+        assert late.published()
+    assert entries(tmp_path) == ["out"]
 
 
 def _withdraw_the_manifest(folder: Path) -> None:

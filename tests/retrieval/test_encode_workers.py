@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -62,21 +65,24 @@ def straight(options: EncodeOptions, tmp_path: Path) -> dict[str, bytes]:
 
 @pytest.fixture()
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a worker in a process of its own; a fault is a place to be killed at."""
+    """Start a worker in a process of its own; a fault is a place to be killed at, stumbles are waits at any line."""
     started: list[int] = []
 
-    def begin(options: EncodeOptions, fault: str | None = None) -> int:
+    def begin(options: EncodeOptions, fault: str | None = None, stumbles: random.Random | None = None) -> int:
         process = os.fork()
         if process == 0:
             status = 1
             try:
                 sys.stderr = (tmp_path / "said").open("a")
                 os.environ |= {VARIABLE: fault} if fault else {}
+                if stumbles:
+                    sys.settrace(partial(stumble, stumbles))
                 encode(options)
                 status = 0
             except BaseException:
                 traceback.print_exc()
             finally:
+                sys.settrace(None)
                 sys.stderr.flush()
                 os._exit(status)
         started.append(process)
@@ -89,6 +95,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
             os.waitpid(process, 0)
         except (ProcessLookupError, ChildProcessError):
             pass
+
+
+def stumble(random: random.Random, frame: FrameType, event: str, argument: object) -> Any:
+    """Wait up to 30 ms before one line in 20 of the modules in which workers meet; for ``sys.settrace``."""
+    if not frame.f_code.co_filename.endswith(("sharing.py", "artifacts.py", "seals.py", "claims.py", "manifest.py")):
+        return None
+    if event == "line" and random.random() < 0.05:
+        time.sleep(0.03 * random.random())
+    return partial(stumble, random)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -208,6 +223,20 @@ def test_the_living_finish_what_the_killed_left(
     assert [ended(worker) for worker in living] == [0, 0]
     assert all(ended(worker) in (0, -signal.SIGKILL) for worker in killed)
     assert contents(tmp_path / "vectors") == straight and folders_of(tmp_path) == ["vectors"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_workers_meet_at_any_line(
+    options: EncodeOptions, straight: dict[str, bytes], start: Start, tmp_path: Path, seed: int
+) -> None:
+    """Each stops for a moment at lines drawn at random, in an empty folder and in a damaged one."""
+    folder = tmp_path / "vectors"
+    if seed % 2:
+        shutil.copytree(tmp_path / "straight", folder)
+        spoil(folder / "vectors-00003.npy")
+    workers = [start(options, stumbles=random.Random(3 * seed + number)) for number in range(3)]
+    assert [ended(worker) for worker in workers] == [0, 0, 0], (tmp_path / "said").read_text()
+    assert contents(folder) == straight and folders_of(tmp_path) == ["vectors"]
 
 
 def test_a_claim_of_a_dead_machine_is_waited_for_and_then_taken(
