@@ -68,13 +68,9 @@ class Claims:
             return False
         file = self._file(part, newest + 1)
         try:
-            handle = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            _create(file, orjson.dumps({"part": part, **_this_process()}))
         except FileExistsError:
             return False
-        try:
-            os.write(handle, orjson.dumps({"part": part, **_this_process()}))
-        finally:
-            os.close(handle)
         self._held[part] = file
         fault_point("claim-taken")
         return True
@@ -128,6 +124,22 @@ class Claims:
             for file in list(self._held.values()):
                 with contextlib.suppress(OSError):  # published, or a disk that is away: the claim lapses
                     os.utime(file)
+
+
+def _create(file: Path, content: bytes) -> None:
+    """Write a file that nobody has made yet, else raise FileExistsError; it appears with its content."""
+    draft = file.with_name(f"draft-{os.urandom(8).hex()}")
+    try:
+        draft.write_bytes(content)
+        try:
+            os.link(draft, file)
+        except FileExistsError:
+            raise
+        except OSError:  # a disk without hard links: who dies between these two lines holds the claim till it lapses
+            with file.open("xb") as stream:
+                stream.write(content)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _parse(claim: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -48,6 +49,22 @@ def test_a_claim_says_who_holds_it(folder: Path) -> None:
         claims.take("00003")
         said = json.loads((folder / "00003.claim-0").read_text())
     assert (said["part"], said["pid"], said["host"]) == ("00003", os.getpid(), os.uname().nodename)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_claim_appears_with_its_content_and_once(folder: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    def link(source: Path, target: Path) -> None:
+        assert json.loads(source.read_text())["part"] == "00003"
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    if not links:
+        monkeypatch.setattr(os, "link", link)
+    with Claims(folder) as first, Claims(folder) as second:
+        assert first.take("00003")
+        monkeypatch.setattr(Claims, "_newest", lambda self, part: -1)  # both looked before either claimed
+        assert not second.take("00003")
+        assert [entry.name for entry in folder.iterdir()] == ["00003.claim-0"]
+        assert json.loads((folder / "00003.claim-0").read_text())["pid"] == os.getpid()
 
 
 def test_of_many_at_once_one_gets_it(folder: Path) -> None:
