@@ -7,7 +7,8 @@ Arms, each the one before and something more:
     cocondenser  + Condenser and coCondenser on the target's text before that
     sampled      + fine-tuned further on queries that a model wrote for the target's passages, all drawn at random
     constrained  half of them searched with a key term of the passage in them
-    gain         of these without the worst quarter by Electric's gain
+    searched     of these the searched ones alone
+    gain         of all these without the worst quarter by Electric's gain
     roundtrip    of these those that find their passage
     labels       with a cross-encoder's margins in the place of right and wrong
 
@@ -17,6 +18,8 @@ JSON file in --output, written when the cell is done; cells that are there are p
 and the source, with 95 % intervals by bootstrap over queries, each query's values averaged over the seeds first.
 
     python scripts/adapt_study.py --output docs/results/adapt --work /tmp/adapt --bfloat16
+    python scripts/adapt_study.py --output docs/results/adapt-plain --work /tmp/adapt --without_pretraining \
+        --arms source constrained searched                                      # all from the source's encoder
     python scripts/adapt_study.py --quick --output toy --work /tmp/toy      # a few steps: shows that it runs
 
 The default start, all-MiniLM-L6-v2, was trained on MS MARCO and Natural Questions; the writer's decoder starts from
@@ -52,8 +55,26 @@ from retrieval.stages import Stage, command_line, run_stages
 from scripts.study_figures import difference, mean_and_spread
 
 LEXICAL = "bm25"
-ARMS = (LEXICAL, "source", "cocondenser", "sampled", "constrained", "gain", "roundtrip", "labels")
-WRITTEN = ARMS[3:]
+PLAIN = (LEXICAL, "source", "cocondenser")
+WRITTEN: dict[str, dict[str, Any]] = {
+    "sampled": {"constrained": 0.0},
+    "constrained": {},
+    "searched": {},
+    "gain": {"gain": True},
+    "roundtrip": {"gain": True, "roundtrip": 10},
+    "labels": {"gain": True, "roundtrip": 10, "labels": True},
+}
+ARMS = (*PLAIN, *WRITTEN)
+# what each arm is compared with, the source apart
+BEFORE = {
+    "cocondenser": "source",
+    "sampled": "cocondenser",
+    "constrained": "sampled",
+    "searched": "constrained",
+    "gain": "constrained",
+    "roundtrip": "gain",
+    "labels": "roundtrip",
+}
 QUICK = Amounts(
     condenser=2, cocondenser=2, source=2, writer=2, electric=2, cross_encoder=2, passages=40, target=2
 )  # fmt: skip
@@ -61,9 +82,12 @@ QUICK = Amounts(
 
 def chain_of(arm: str, given: argparse.Namespace, seed: int) -> Chain:
     """Return the chain of an arm; arms share what they have in common."""
-    place = WRITTEN.index(arm) if arm in WRITTEN else -1
+    pretraining = arm != "source" and not given.without_pretraining
     folder = given.work / f"{Path(given.target).name}-{seed}"
-    root = folder / ("plain" if arm == "source" else "pretrained")
+    root = folder / ("pretrained" if pretraining else "plain")
+    links = dict(WRITTEN.get(arm, {}))
+    if "roundtrip" in links:
+        links["roundtrip"] = _rank(given)
     options = AdaptOptions(
         corpus=given.target,
         labelled=given.labelled,
@@ -71,11 +95,8 @@ def chain_of(arm: str, given: argparse.Namespace, seed: int) -> Chain:
         writer=given.writer,
         electric=given.electric,
         output=str(root),
-        pretraining=arm != "source",
-        constrained=0.5 if place > 0 else 0.0,
-        gain=place > 1,
-        roundtrip=_rank(given) if place > 2 else 0,
-        labels=place > 3,
+        pretraining=pretraining,
+        **links,
         measure="test",
         max_length=24 if given.quick else 64,
         batch_size=2 if given.quick else 32,
@@ -97,7 +118,7 @@ def commands(arm: str, given: argparse.Namespace, seed: int) -> list[Stage]:
         run = given.work / f"{Path(given.target).name}-bm25.trec"
         return [Stage("bm25", Bm25Options(collection=given.target, output=str(run)))]
     chain = chain_of(arm, given, seed)
-    stages = [] if arm == "source" else [*chain.spans(), *chain.pretraining()]
+    stages = [*chain.spans(), *chain.pretraining()] if chain.options.pretraining else []
     stages += chain.source_encoder()
     if arm not in WRITTEN:
         return [
@@ -114,11 +135,15 @@ def commands(arm: str, given: argparse.Namespace, seed: int) -> list[Stage]:
         # both judges at once: the figures of one file serve all arms, which read of it what they ask for
         both = dataclasses.replace(chain, options=dataclasses.replace(chain.options, roundtrip=_rank(given)))
         stages += [*(chain.electric_model() if given.electric is None else []), *both.scores()]
-    stages += chain.kept()
+    stages += _searched_alone(chain.kept()) if arm == "searched" else chain.kept()
     if chain.options.labels:
         stages += [*chain.negatives(), *chain.cross_encoder(), *chain.labels()]
     encoder = str(chain.arm / "encoder")
     return [*stages, *chain.target_encoder(), *chain.index(chain.arm, "", encoder), *chain.run(chain.arm, "", encoder)]
+
+
+def _searched_alone(kept: list[Stage]) -> list[Stage]:
+    return [dataclasses.replace(one, options=dataclasses.replace(one.options, keep="constrained == 1")) for one in kept]
 
 
 def _rank(given: argparse.Namespace) -> int:
@@ -166,7 +191,9 @@ def _without_places(command: str, given: argparse.Namespace) -> str:
 def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """Return what must be the same of all cells."""
     amounts = QUICK if given.quick else Amounts.within(given.budget)
-    shared = {"writer_files": identity(given.writer)} if given.writer else {}
+    shared: dict[str, Any] = {"writer_files": identity(given.writer)} if given.writer else {}
+    if given.without_pretraining:
+        shared["pretraining"] = False
     return {**dataclasses.asdict(amounts), "bfloat16": given.bfloat16, **shared}
 
 
@@ -183,9 +210,9 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
             for name in ("written", "kept")
         ]
         yield f"{arm:<13}{len(cells):>6}" + "".join(f"{one:>18}" for one in figures) + f"{counts[0]:>10}{counts[1]:>8}"
-    pairs = list(zip(ARMS[2:], ARMS[1:], strict=False))
+    pairs = list(BEFORE.items())
     pairs += [(arm, "source") for arm in WRITTEN]
-    pairs += [(WRITTEN[-1], LEXICAL)]
+    pairs += [(arm, LEXICAL) for arm in WRITTEN]
     for arm, other in pairs:
         if arm in by_arm and other in by_arm:
             yield compared(by_arm, arm, other)
@@ -214,6 +241,7 @@ def main() -> int:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[42, 43, 44])
     parser.add_argument("--budget", type=float, default=60.0, help="as of `condenser adapt`")
+    parser.add_argument("--without_pretraining", action="store_true", help="the arms of written queries too")
     parser.add_argument("--bfloat16", action="store_true", help="train and encode in it")
     parser.add_argument("--quick", action="store_true", help="a toy length: shows that it runs, measures nothing")
     given = parser.parse_args()

@@ -35,10 +35,17 @@ def test_arms_make_their_cells_once(tmp_path: Path, tiny_bert: Path) -> None:
     lines = [line.split() for line in first.stdout.splitlines()]
     assert [line[0] for line in lines[1 : 1 + len(ARMS)]] == ARMS
     pairs = [(line[0], line[2]) for line in lines[1 + len(ARMS) : -1]]
-    assert pairs == [("sampled", "source"), ("labels", "source"), ("labels", "bm25")]
+    assert pairs == [(arm, other) for other in ("source", "bm25") for arm in ("sampled", "labels")]
 
     (tmp_path / "results" / "target-labels-1.json").unlink()
     again = study(*words)
     assert again.stdout == first.stdout and "steps done" not in again.stderr
     other = study(*words, "--bfloat16")
     assert other.returncode == 2 and "was made with other settings" in other.stderr
+
+    words[words.index(tmp_path / "results")] = tmp_path / "plain"
+    plain = study(*words[: words.index("--arms")], "--arms", "searched", "--without_pretraining")
+    assert plain.returncode == 0, plain.stderr
+    cell = json.loads((tmp_path / "plain" / "target-searched-1.json").read_text())
+    assert 0 < cell["queries"]["kept"] < cell["queries"]["written"] and cell["settings"]["pretraining"] is False
+    assert not any(command.startswith("condenser pretrain") for command in cell["commands"])
