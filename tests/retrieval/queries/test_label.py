@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from condenser.errors import UserError
+from condenser.faults import VARIABLE
 from condenser.manifest import load_manifest
 from retrieval import pair_scores
 from retrieval.cli import main
@@ -163,15 +168,36 @@ def test_other_splits_and_ways_to_write_queries(
     assert lines_of(folder / "negatives" / "dev.jsonl") == [{"query_id": "q0", "negatives": ["p5", "p6", "p7"]}]
 
 
-def test_a_stopped_run_goes_on_to_the_same_bytes(
-    options: QueriesLabelOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(pair_scores, "_PAIRS_AT_ONCE", 3)  # one query a block
-    straight = labelled(options, tmp_path / "straight")
+def interrupted(options: QueriesLabelOptions, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(pair_scores, "fault_point", stop_after(2, "block-scored"))
         with pytest.raises(KeyboardInterrupt):
-            labelled(options, tmp_path / "out")
+            labelled(options, output)
+
+
+def killed(options: QueriesLabelOptions, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = os.fork()
+    if process == 0:
+        try:
+            torch.set_num_threads(1)  # those of OpenMP do not come along
+            os.environ[VARIABLE] = "block-scored:2"
+            labelled(options, output)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("stop", [interrupted, killed])
+def test_a_stopped_run_goes_on_to_the_same_bytes(
+    options: QueriesLabelOptions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stop: Callable[[QueriesLabelOptions, Path, pytest.MonkeyPatch], None],
+) -> None:
+    monkeypatch.setattr(pair_scores, "_PAIRS_AT_ONCE", 3)  # one query a block
+    straight = labelled(options, tmp_path / "straight")
+    stop(options, tmp_path / "out", monkeypatch)
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=r"was made with other settings: max_negatives: 2 -> 3"):
         labelled(options, tmp_path / "out", max_negatives=3)
