@@ -57,8 +57,7 @@ class Chain:
         if options.passages is not None:
             amounts = dataclasses.replace(amounts, passages=options.passages)
         root = Path(options.output)
-        own_judges = (options.gain and options.electric is None) or (options.labels and options.cross_encoder is None)
-        needs_weights = options.retriever is None or own_judges
+        needs_weights = options.retriever is None or options.trains_electric or options.trains_cross_encoder
         init = options.init or (default_weights() if needs_weights else "")
         return cls(options, amounts, init, root, root / "queries", root, root)
 
@@ -66,7 +65,7 @@ class Chain:
     def learns_from_source(self) -> bool:
         """Whether any stage reads the labelled source."""
         options = self.options
-        own_judge = (options.labels and options.cross_encoder is None) or (options.gain and options.electric is None)
+        own_judge = options.trains_electric or options.trains_cross_encoder
         return options.retriever is None or options.writer is None or own_judge
 
     @property
@@ -118,19 +117,20 @@ class Chain:
         """Return all commands in order, and the runs that are measured, by name."""
         stages: list[Stage] = []
         options = self.options
-        if options.retriever is None or (options.gain and options.electric is None):
+        pretrains = options.retriever is None and options.pretraining
+        if pretrains or options.trains_electric:
             stages += self.spans()
-        if options.retriever is None:
-            stages += [*(self.pretraining() if options.pretraining else []), *self.source_encoder()]
+        stages += self.pretraining() if pretrains else []
+        stages += self.source_encoder() if options.retriever is None else []
         if options.writer is None:
             stages += self.query_writer()
         stages += self.queries()
-        if options.gain and options.electric is None:
+        if options.trains_electric:
             stages += self.electric_model()
         stages += [*self.scores(), *self.kept()]
         if options.labels:
             stages += self.negatives()
-            stages += [*(self.cross_encoder() if options.cross_encoder is None else []), *self.labels()]
+            stages += [*(self.cross_encoder() if options.trains_cross_encoder else []), *self.labels()]
         stages += [*self.target_encoder(), *self.index(self.arm, "", str(self.arm / "encoder"))]
         measured: dict[str, Path] = {}
         if options.measure is not None:
@@ -145,19 +145,13 @@ class Chain:
 
     def spans(self) -> list[Stage]:
         """Return the corpus to token spans."""
-        options = self.options
-        tokenizer = self.init or self.start
-        return [
-            Stage(
-                "spans",
-                SpansOptions(
-                    collection=self.corpus,
-                    tokenizer=tokenizer,
-                    max_length=options.max_length,
-                    output=str(self.spans_folder),
-                ),
-            )
-        ]
+        spans = SpansOptions(
+            collection=self.corpus,
+            tokenizer=self.init or self.start,
+            max_length=self.options.max_length,
+            output=str(self.spans_folder),
+        )
+        return [Stage("spans", spans)]
 
     def pretraining(self) -> list[Stage]:
         """Return Condenser, then coCondenser, on the corpus."""

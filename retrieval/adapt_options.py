@@ -57,6 +57,16 @@ class AdaptOptions(Options):
     device: Device = option("auto", "where to compute", shapes_result=False)
     dry_run: bool = option(False, "print the commands, do nothing", shapes_result=False)
 
+    @property
+    def trains_electric(self) -> bool:
+        """Whether the chain makes the model that judges queries."""
+        return self.gain and self.electric is None
+
+    @property
+    def trains_cross_encoder(self) -> bool:
+        """Whether the chain makes the model that labels pairs."""
+        return self.labels and self.cross_encoder is None
+
 
 @dataclass(frozen=True)
 class Amounts:

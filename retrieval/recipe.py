@@ -15,11 +15,12 @@ from condenser.talk import say
 from condenser.weights import check_config
 from eval.metrics import parse_metric
 from eval.options import EvaluateOptions
-from retrieval.cli import VERBS, load, parse_options
+from retrieval.cli import parse_options
 from retrieval.collections import open_collection
 from retrieval.evaluate import evaluate
 from retrieval.options import RecipeOptions
 from retrieval.stages import Stage, command_line, run_stages
+from retrieval.verbs import VERBS, load
 
 Section = dict[str, Any]
 

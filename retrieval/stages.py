@@ -18,8 +18,8 @@ from condenser.files import read_json, write_json
 from condenser.manifest import identity, plain
 from condenser.options import option_name
 from condenser.talk import clock, say
-from retrieval.cli import VERBS, load
 from retrieval.collections import open_collection
+from retrieval.verbs import VERBS, load
 
 # Verbs that make a file: no manifest says what it was made from.
 _MAKE_FILES = ("bm25", "search", "mine", "rerank", "fuse", "queries score")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval.cli import VERBS, load
+from retrieval.verbs import VERBS, load
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("condenser", "eval", "retrieval")
@@ -51,7 +51,7 @@ LIGHT = [
     *(f"{package}.options" for package in PACKAGES),
     *(f"condenser.{name}" for name in ("errors", "files", "artifacts", "manifest", "talk", "hub", "weights")),
     *(f"eval.{file.stem}" for file in sorted((ROOT / "eval").glob("*.py")) if file.stem != "__init__"),
-    *(f"retrieval.{name}" for name in ("check", "cli", "records", "readers", "collections")),
+    *(f"retrieval.{name}" for name in ("check", "cli", "verbs", "records", "readers", "collections")),
 ]
 HEAVY = {"torch", "transformers", "tokenizers", "datasets", "faiss", "accelerate", "pandas", "sentence_transformers"}
 # Only these know what is inside transformers' models; all others take its public names.

@@ -183,6 +183,8 @@ def test_a_corpus_too_small_to_pretrain_on_is_told_with_what_does_without(
     options = options_for(str(tmp_path / "corpus"), labelled, tiny_bert, tmp_path / "out")
     with pytest.raises(UserError, match=r"holds 1 span.*do without by --pretraining false"):
         adapt(options)
+    without = dataclasses.replace(options, pretraining=False, gain=False)
+    assert not {"spans", "pretrain"} & {stage.verb for stage in Chain.of(without).stages()[0]}
 
 
 def test_every_stage_reads_the_corpus_in_the_format_that_is_given(

@@ -14,9 +14,9 @@ import pytest
 
 from condenser.errors import UserError
 from condenser.options import Objective
-from retrieval import cli
-from retrieval.cli import VERBS, main, parse_options
+from retrieval.cli import main, parse_options
 from retrieval.options import FinetuneOptions
+from retrieval.verbs import VERBS, load
 
 ROOT = Path(__file__).parents[2]
 BM25 = ["bm25", "--collection", "medquad", "--output", "run.trec"]
@@ -161,7 +161,7 @@ def test_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_shows_every_option_of_a_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*verb.split(), "--help"]) == 0
     shown = capsys.readouterr().out
-    for name in cli.load(VERBS[verb].options).__dataclass_fields__:
+    for name in load(VERBS[verb].options).__dataclass_fields__:
         assert name in VERBS[verb].positional or f"--{name.rstrip('_')} " in shown
 
 

@@ -19,11 +19,12 @@ from condenser.errors import UserError
 from condenser.files import dump_json
 from eval.evaluation import evaluate
 from retrieval import stages
-from retrieval.cli import VERBS, main, parse_options
+from retrieval.cli import main, parse_options
 from retrieval.collections import open_collection
 from retrieval.options import RecipeOptions
 from retrieval.recipe import Results, load_recipe, plan, recipe
 from retrieval.stages import command_line
+from retrieval.verbs import VERBS
 from tests.conftest import WORDS
 from tests.retrieval.test_check import write
 
