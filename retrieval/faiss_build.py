@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,12 @@ class Recipe:
     ef_construction: int | None = None
     device: str = "cpu"
     float16: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], device: str = "cpu") -> Recipe:
+        """Return what the options of the verb ``index``, or the facts of what it made, say."""
+        names = ("factory", "seed", "training_size", "ef_construction", "float16")
+        return cls(**{name: options[name] for name in names}, device=device)
 
 
 def new_index(recipe: Recipe, dimension: int, count: int, folder: Path) -> Any:

@@ -20,9 +20,8 @@ from condenser.files import atomic_write_bytes, read_lines
 from condenser.manifest import read_manifest, revise_manifest
 from condenser.talk import say, warn
 from retrieval.exact import longest
-from retrieval.faiss_build import fill_index, new_index
+from retrieval.faiss_build import Recipe, fill_index, new_index
 from retrieval.faiss_index import read_index, write_index
-from retrieval.index import recipe_of
 from retrieval.index_folder import (
     IndexFolder,
     link_part,
@@ -203,7 +202,7 @@ class _Change:
             for vectors, kept in zip(sources, live, strict=True):
                 yield from rows_of(vectors, kept)
 
-        recipe, count = recipe_of(self._facts), len(self._rows)
+        recipe, count = Recipe.of(self._facts), len(self._rows)
         index = new_index(recipe, self._facts["dimension"], count, self.folder)
         self._write_faiss(fill_index(index, recipe, count, blocks, self.folder))
         ids = [

@@ -103,7 +103,9 @@ VERBS: dict[str, Verb] = {
     ),
     "mine": Verb("a search's wrong hits to hard negatives", "retrieval.options:MineOptions", "retrieval.mine:mine"),
     "encode": Verb("texts to vectors", "retrieval.options:EncodeOptions", "retrieval.encode:encode"),
-    "index": Verb("vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index:build_index"),
+    "index": Verb(
+        "vectors to a searchable index", "retrieval.options:IndexOptions", "retrieval.index_build:build_index"
+    ),
     "plan": Verb("what an index will cost, and which to build", "retrieval.options:PlanOptions", "retrieval.plan:plan"),
     "update": Verb(
         "passages added to an index and deleted from it", "retrieval.options:UpdateOptions", "retrieval.updates:update"

@@ -13,7 +13,8 @@ from eval.runs import load_run
 from retrieval.cli import main
 from retrieval.exact import ExactVectors
 from retrieval.feedback import Feedback, rocchio, stored_vectors
-from retrieval.index import Index, build_index
+from retrieval.index import Index
+from retrieval.index_build import build_index
 from retrieval.options import IndexOptions
 from retrieval.vectors import Matrix
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from condenser.errors import UserError
-from retrieval.index import Index, build_index
+from retrieval.index import Index
+from retrieval.index_build import build_index
 from retrieval.options import IndexOptions
 from retrieval.own_vectors import import_vectors
 from retrieval.vectors import Vectors

@@ -12,7 +12,7 @@ from condenser.errors import UserError
 from condenser.models.int8 import is_available
 from retrieval.encode import encode
 from retrieval.encoder import Encoder
-from retrieval.index import build_index
+from retrieval.index_build import build_index
 from retrieval.options import EncodeOptions, IndexOptions, SearchOptions
 from retrieval.precision import set_precision
 from retrieval.search import search

@@ -18,7 +18,8 @@ from eval.runs import load_run
 from retrieval.cli import main
 from retrieval.encode import encode
 from retrieval.encoder import Encoder
-from retrieval.index import Index, build_index
+from retrieval.index import Index
+from retrieval.index_build import build_index
 from retrieval.options import EncodeOptions, IndexOptions, SearchOptions
 from retrieval.readers import read_passages
 from retrieval.records import Passage

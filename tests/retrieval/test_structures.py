@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval.index import build_index
+from retrieval.index_build import build_index
 from retrieval.options import IndexOptions
 from retrieval.structures import Speed, Structure, Task, clusters, id_bytes_of_numbers, pieces, structures, visited
 

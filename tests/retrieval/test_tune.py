@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from retrieval.cli import main
-from retrieval.index import Index, build_index
+from retrieval.index import Index
+from retrieval.index_build import build_index
 from retrieval.options import IndexOptions
 from retrieval.recall import measure_recall
 

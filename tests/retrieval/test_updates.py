@@ -12,7 +12,8 @@ import pytest
 
 from condenser.errors import UserError
 from condenser.manifest import load_manifest
-from retrieval.index import Index, build_index
+from retrieval.index import Index
+from retrieval.index_build import build_index
 from retrieval.options import IndexOptions, UpdateOptions
 from retrieval.updates import change_index, update
 from tests import command
