@@ -300,7 +300,7 @@ def _facts(engine: Bm25Engine, k1: float, b: float, fields: Bm25Fields) -> dict[
 
 def _searched(passage: Passage, fields: Bm25Fields) -> str:
     if fields == "both":
-        return f"{passage.title} {passage.text}"
+        return passage.whole
     return passage.title if fields == "title" else passage.text
 
 

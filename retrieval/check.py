@@ -298,7 +298,7 @@ def _finding(kind: str, split: str | None, ids: list[str], what: str, level: Lev
 
 def _text(passage: Passage) -> str:
     """Return what an encoder reads of a passage, whatever the blanks between the words."""
-    return " ".join(f"{passage.title} {passage.text}".split())
+    return " ".join(passage.whole.split())
 
 
 def _normalised(text: str) -> str:

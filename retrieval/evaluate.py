@@ -156,11 +156,7 @@ def _texts(name: str, query_ids: set[str], passage_ids: set[str]) -> Texts:
     collection = open_collection(name)
     return Texts(
         queries={query.id: query.text for query in collection.queries() if query.id in query_ids},
-        passages={
-            passage.id: f"{passage.title} {passage.text}".strip()
-            for passage in collection.passages()
-            if passage.id in passage_ids
-        },
+        passages={passage.id: passage.whole.strip() for passage in collection.passages() if passage.id in passage_ids},
     )
 
 

@@ -23,6 +23,11 @@ class Passage(NamedTuple):
         return not (self.title.strip() or self.text.strip())
 
     @property
+    def whole(self) -> str:
+        """Title and text with a blank between; the text alone where there is no title."""
+        return f"{self.title} {self.text}" if self.title else self.text
+
+    @property
     def line(self) -> bytes:
         """The passage as a JSON line of BEIR's corpus.jsonl."""
         import orjson

@@ -13,7 +13,6 @@ from condenser.corpus.spans import build_spans
 from condenser.errors import UserError
 from condenser.options import SpansOptions
 from retrieval.collections import Collection, open_collection
-from retrieval.encoder_files import fill_template
 from retrieval.examples import read_examples
 from retrieval.sources import LineFile, json_suffix, open_source
 
@@ -53,8 +52,7 @@ def _pairs(collection: Collection, split: str) -> Iterator[bytes]:
     for example in read_examples(collection, split, drop_empty=True):
         for positive in example.positives:
             passage = passages[positive]
-            text = fill_template("{title} {text}", passage.title, passage.text)
-            pair = {"_id": f"{example.query_id} {passage.id}", "query": example.text, "passage": text}
+            pair = {"_id": f"{example.query_id} {passage.id}", "query": example.text, "passage": passage.whole}
             yield orjson.dumps(pair, option=orjson.OPT_APPEND_NEWLINE)
 
 

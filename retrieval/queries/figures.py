@@ -201,7 +201,7 @@ def _overlaps(block: Sequence[tuple[str, Written, Mapping[str, float]]], collect
             passage = store.get(query.passage_id)
             if passage is None:
                 raise UserError(f"its passage {query.passage_id!r} is not in the corpus", where)
-            passages[query.passage_id] = f"{passage.title} {passage.text}".casefold()
+            passages[query.passage_id] = passage.whole.casefold()
     words = map(set, stems([*passages.values(), *(query.text.casefold() for _, query, _ in block)]))
     in_passage = {name: next(words) for name in passages}
     asked = ((query.passage_id, next(words)) for _, query, _ in block)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from condenser.models.rows import batches_by_length
 from condenser.scorer import Scorer
-from retrieval.encoder_files import fill_template
 from retrieval.queries.pool import Written
 from retrieval.records import Passage
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 Figures = dict[str, float | int]
 
-# As `condenser score` joins them.
-_TEMPLATE = "{title} {text}"
 _BATCH_TOKENS = {"cpu": 3072, "cuda": 16384}
 # A token of a word-piece vocabulary has about so many letters; this decides nothing but who shares a batch.
 _LETTERS = 4
@@ -93,8 +90,7 @@ class ElectricJudge:
 
     def __call__(self, block: Sequence[Written]) -> list[Figures]:
         """Return ``pll``, ``pll_given_passage``, ``gain`` and ``gain_per_token`` of each query."""
-        read = [self.passages[query.passage_id] for query in block]
-        texts = [fill_template(_TEMPLATE, one.title, one.text) for one in read]
+        texts = [self.passages[query.passage_id].whole for query in block]
         return [
             {
                 "pll": one.alone.pll,

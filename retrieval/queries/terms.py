@@ -53,12 +53,12 @@ class KeyTerms:
         self._found_in: Counter[str] = Counter()
         for passage in track(passages, "key terms", unit="passages"):
             self._passages += 1
-            self._found_in.update({self._stem(word) for word in _words(f"{passage.title} {passage.text}")})
+            self._found_in.update({self._stem(word) for word in _words(passage.whole)})
 
     def of(self, passage: Passage) -> list[KeyTerm]:
         """Return the key terms of a passage of the corpus, the best first."""
         forms: dict[str, Counter[str]] = {}
-        for word in _words(f"{passage.title} {passage.text}"):
+        for word in _words(passage.whole):
             forms.setdefault(self._stem(word), Counter())[word] += 1
         in_title = {self._stem(word) for word in _words(passage.title)}
         terms = []
