@@ -106,6 +106,11 @@ class Workspace:
             shutil.rmtree(self.path, ignore_errors=True)
         self._release_lock()
 
+    def published(self) -> bool:
+        """Tell whether the folder is finished, by this process or another: then nothing is left to write."""
+        self.done = self.done or (self.output / MANIFEST).is_file()
+        return self.done
+
     def commit(self, facts: Mapping[str, Any]) -> Path:
         """Write the manifest, flush everything to disk and rename the folder to its final name.
 
@@ -234,6 +239,12 @@ def refuse_overwriting(output: str | Path, *inputs: str | Path | None) -> None:
         if output.exists() and os.path.samefile(source, output):
             where = "over" if source.is_file() else "into"
             raise UserError(f"is read, and would be written {where}", output, "choose another --output")
+
+
+def refuse_one_file(scores: str | Path | None, output: str | Path) -> None:
+    """Raise UserError when the file of scores and the output are one."""
+    if scores is not None and Path(scores).absolute() == Path(output).absolute():
+        raise UserError("--scores and --output are one file", output)
 
 
 def result_config(options: Any) -> dict[str, Any]:

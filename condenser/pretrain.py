@@ -85,7 +85,7 @@ def pretrain(options: PretrainOptions) -> Path:
     workspace = Workspace(options.output, "pretrained", config=result_config(options), inputs=inputs, resumable=True)
     with workspace if accelerator.is_main_process else nullcontext():
         accelerator.wait_for_everyone()
-        if workspace.done or (not accelerator.is_main_process and workspace.output.is_dir()):
+        if workspace.published():
             return workspace.output
         # a flipped bit in the corpus would train in silence
         store = TokenStore(options.data, verify=accelerator.is_main_process)

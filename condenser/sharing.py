@@ -68,11 +68,6 @@ class SharedWorkspace(Workspace):
                 self._sweep_empty()
             self._release_lock()
 
-    def published(self) -> bool:
-        """Tell whether the folder is finished, by this process or another: then nothing is left to write."""
-        self.done = self.done or (self.output / MANIFEST).is_file()
-        return self.done
-
     def withdrawn(self) -> dict[str, dict[str, Any]]:
         """Return the files, with bytes and sha256, of the finished folder that this was until one was damaged."""
         record = self.path / _WITHDRAWN

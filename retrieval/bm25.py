@@ -166,7 +166,7 @@ def build_bm25(options: Bm25IndexOptions) -> Path:
         options.output,
         "bm25",
         config=result_config(options),
-        inputs={"collection": collection.fingerprint()},
+        inputs={"corpus": collection.corpus_fingerprint()},
     ) as workspace:
         if not workspace.done:
             index = _build(collection, options.engine, workspace.path, options.k1, options.b, options.fields)

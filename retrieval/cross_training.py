@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,27 +81,34 @@ def cross_encoder_trainee(
     batches = parts[0]
     if len(parts) > 1:
         batches = MixedBatches(parts, [one.name for one in collections], options.weights, seed=options.seed)
-    dev = None
-    if options.dev_split in dev_collection.splits():
-        dev = DevRerank(
-            dev_collection,
-            options.dev_split,
-            run=options.dev_run,
-            depth=options.dev_depth,
-            queries=options.dev_queries,
-            seed=options.seed,
-        )
-    elif options.dev_run is not None:
-        raise UserError(f"--dev_run has no judgements: no split {options.dev_split!r}", dev_collection.folder)
+    dev = _dev(options, dev_collection)
     return Trainee(
         model=cross,
         step=accumulate(pair_objective(options.loss, options.temperature)),
         batches=batches,
         against=f"each with its positive and {options.negatives:,} negatives at most",
-        score=None if dev is None else lambda: dev(cross),
+        score=None if dev is None else partial(dev, cross),
         save=lambda folder: cross.save(folder, card=""),
         write_card=lambda folder, names: write_cross_encoder_card(folder, options, names, cross.config),
         facts=dataclasses.asdict(cross.config),
+    )
+
+
+def _dev(options: FinetuneOptions, collection: Collection) -> Callable[[CrossEncoder], dict[str, float]] | None:
+    """Return what judges checkpoints; None without a dev split."""
+    if options.dev_split not in collection.splits():
+        if options.dev_run is not None:
+            raise UserError(f"--dev_run has no judgements: no split {options.dev_split!r}", collection.folder)
+        return None
+    if rank():  # only the first process judges, and it alone needs an index of the corpus for that
+        return lambda cross: {}
+    return DevRerank(
+        collection,
+        options.dev_split,
+        run=options.dev_run,
+        depth=options.dev_depth,
+        queries=options.dev_queries,
+        seed=options.seed,
     )
 
 

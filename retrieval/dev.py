@@ -9,7 +9,6 @@ import numpy as np
 
 from condenser.errors import RunFailed, UserError, sample
 from condenser.talk import Meter, say, warn
-from condenser.training.distributed import rank
 from eval.evaluation import evaluate
 from eval.runs import RunArrays
 from eval.sts import correlate
@@ -46,14 +45,14 @@ class DevSearch:
         qrels = collection.qrels(split)
         self._queries = _answerable(collection, split)
         self._qrels = {query.id: qrels[query.id] for query in self._queries}
-        if len(self._queries) < len(qrels) and rank() == 0:
+        if len(self._queries) < len(qrels):
             warn(f"{len(qrels) - len(self._queries):,} queries of {split} have no positive or no text and are left out")
         self._passages: list[Passage] | None = None
         store = collection.lookup()
         ids = list(store)
         positives = {passage for grades in self._qrels.values() for passage, grade in grades.items() if grade > 0}
         absent = sorted(positives.difference(ids))
-        if absent and rank() == 0:
+        if absent:
             warn(f"{len(absent):,} positives of {split} are not in the corpus and count as not found: {sample(absent)}")
         if pool and pool < len(ids):
             chosen = _sample(ids, positives, pool, seed)
@@ -139,9 +138,8 @@ class DevRerank:
         self._texts = {query.id: query.text for query in asked}
         self._passages = {passage: store[passage] for passage in distinct}
         before = self._figure({one: {p: -float(r) for r, p in enumerate(found)} for one, found in self._hits.items()})
-        if rank() == 0:
-            name = "BM25" if run is None else run
-            say(f"dev: the first {depth:,} hits of {name} for {len(asked):,} queries, MRR@10 {before:.4f} as they come")
+        name = "BM25" if run is None else run
+        say(f"dev: the first {depth:,} hits of {name} for {len(asked):,} queries, MRR@10 {before:.4f} as they come")
 
     def __call__(self, cross: CrossEncoder) -> dict[str, float]:
         """Return MRR@10 of the hits in the order of their scores; training's random state is left as it was.
@@ -194,7 +192,7 @@ class DevPairs:
 def _answerable(collection: Collection, split: str) -> list[Query]:
     """Return a split's queries that have a text and a positive."""
     qrels = collection.qrels(split)
-    queries = [query for query in collection.queries(split) if max(qrels[query.id].values()) > 0]
+    queries = [query for query in collection.queries(split) if max(qrels[query.id].values(), default=0) > 0]
     if not queries:
         raise UserError(f"no query of split {split!r} has a positive", collection.folder)
     return queries

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -270,9 +271,8 @@ def _open_source(options: EncodeOptions) -> _Source:
                 lambda: collection.queries(options.split, skip_bad=skip_bad),
                 collection.fingerprint(),
             )
-        # Judgements may change and leave the passages' vectors as they are.
-        digest = "+".join(map(fingerprint, collection.corpus_files())) or collection.fingerprint()
-        return _Source(collection.name, lambda: collection.passages(skip_bad=skip_bad), digest)
+        passages = partial(collection.passages, skip_bad=skip_bad)
+        return _Source(collection.name, passages, collection.corpus_fingerprint())
     file = existing_file(str(options.input))
     reader = read_passages if options.kind == "passage" else read_queries
     return _Source(str(file), lambda: reader(file, skip_bad=skip_bad), fingerprint(file))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -69,7 +70,7 @@ def finetune(options: FinetuneOptions) -> Path:
     workspace = Workspace(options.output, kind, config=result_config(options), inputs=inputs, resumable=True)
     with workspace if accelerator.is_main_process else nullcontext():
         accelerator.wait_for_everyone()
-        if workspace.done or (not accelerator.is_main_process and workspace.output.is_dir()):
+        if workspace.published():
             return workspace.output
         torch.manual_seed(options.seed)
         prepare = cross_encoder_trainee if options.cross_encoder else _bi_encoder_trainee
@@ -120,7 +121,7 @@ def _bi_encoder_trainee(
         step=_step(options, encoder),
         batches=batches,
         against=_against(options),
-        score=None if dev is None else lambda: dev(encoder),
+        score=None if dev is None else partial(dev, encoder),
         save=lambda folder: without_lora(encoder).save(folder, card=""),
         write_card=lambda folder, names: write_model_card(folder, options, names, config, encoder.dimension),
         facts={**asdict(config), "similarity": config.similarity, "dimension": encoder.dimension},
@@ -226,10 +227,12 @@ def _batches_of(options: FinetuneOptions, collection: Collection, encoder: Encod
     )
 
 
-def _dev(options: FinetuneOptions, collection: Collection) -> DevSearch | DevPairs | None:
+def _dev(options: FinetuneOptions, collection: Collection) -> Callable[[Encoder], dict[str, float]] | None:
     """Return what judges checkpoints; None without a dev split."""
     if options.dev_split not in collection.splits():
         return None
+    if rank():  # only the first process judges, and it alone needs passages and queries for that
+        return lambda encoder: {}
     if options.loss == "regression":
         return DevPairs(collection, options.dev_split)
     return DevSearch(collection, options.dev_split, pool=options.eval_pool, seed=options.seed)

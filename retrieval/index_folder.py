@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from retrieval.vectors import (
     scales_file,
     vectors_file,
 )
+
+# What an index is made of, drafts among them.
+_OWN_FILE = re.compile(r"(vectors|scales|ids|deleted|index)-\d{5,}\.(npy|json|faiss)|.*\.tmp-\d+")
 
 METRIC = "inner product"
 FLAT = "Flat"
@@ -145,13 +149,13 @@ def read_either(folder: Path) -> dict[str, Any]:
     return read_manifest(folder, "index")
 
 
-def passage_vectors(folder: str | Path) -> Vectors:
-    """Open the vectors of passages, each with an id of its own.
+def passage_vectors(place: str | Path | Vectors) -> Vectors:
+    """Open the vectors of passages, or look at opened ones: each must have an id of its own.
 
     Raises:
         UserError: vectors of queries, none at all, or an id that stands twice.
     """
-    vectors = Vectors.load(folder)
+    vectors = place if isinstance(place, Vectors) else Vectors.load(place)
     if vectors.facts["kind"] != "passage":
         raise UserError(f"holds {vectors.facts['kind']} vectors, expected passages", vectors.folder)
     if not vectors.ids:
@@ -161,6 +165,16 @@ def passage_vectors(folder: str | Path) -> Vectors:
         twice = (name for name in vectors.ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise UserError(f"id {next(twice)!r} stands twice", vectors.folder, "give each passage an id of its own")
     return vectors
+
+
+def recorded_encoder(facts: Mapping[str, Any], index: str | Path) -> str:
+    """Return the encoder that an index, by its facts, was made with; UserError when it does not say, or it is gone."""
+    encoder = facts.get("encoder")
+    if not isinstance(encoder, str):
+        raise UserError("does not say which encoder made it", index, "give --encoder")
+    if not Path(encoder).is_dir():
+        raise UserError(f"the encoder that made this index is not at {encoder}", index, "give --encoder")
+    return encoder
 
 
 def source_of(vectors: Vectors) -> dict[str, str]:
@@ -245,7 +259,10 @@ def write_rows(folder: Path, number: int, shard: Matrix, ids: Sequence[str], kep
 
 
 def remove_unlisted(folder: Path, listed: set[str]) -> None:
-    """Remove files of an index that its manifest does not name: what it held before, or what a killed update left."""
+    """Remove files of an index that its manifest does not name: what it held before, or what a killed update left.
+
+    Files that no index has are the user's, and stay.
+    """
     for entry in folder.iterdir():
-        if entry.is_file() and entry.name not in listed | {MANIFEST} and not entry.name.startswith("."):
+        if entry.is_file() and entry.name not in listed and _OWN_FILE.fullmatch(entry.name):
             entry.unlink()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 import orjson
 
+from condenser.artifacts import refuse_one_file, refuse_overwriting
 from condenser.errors import UserError, sample
 from condenser.files import atomic_write
 from condenser.talk import Meter, warn
@@ -80,6 +81,9 @@ def mine(options: MineOptions) -> Mined:
             a run of other queries, or no negative at all.
     """
     _check(options)
+    for written in filter(None, (options.output, options.scores)):
+        refuse_overwriting(written, options.run, options.collection, options.encoder, options.cross_encoder)
+    refuse_one_file(options.scores, options.output)
     with ExitStack() as stack:
         # Opened first, and closed last to first: what cannot be written is found before the work.
         output = stack.enter_context(atomic_write(options.output))

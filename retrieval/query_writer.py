@@ -128,7 +128,7 @@ def train_writer(options: TrainWriterOptions) -> Path:
     workspace = Workspace(options.output, "query writer", config=config, inputs=inputs, resumable=True)
     with workspace if accelerator.is_main_process else nullcontext():
         accelerator.wait_for_everyone()
-        if workspace.done or (not accelerator.is_main_process and workspace.output.is_dir()):
+        if workspace.published():
             return workspace.output
         torch.manual_seed(options.seed)
         writer = new_writer(options)

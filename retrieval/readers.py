@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,16 @@ _QUERY_TEXTS = ("text", "query")
 
 _PASSAGE_COLUMNS = (("_id", "text"), ("_id", "title", "text"))
 _QUERY_COLUMNS = (("_id", "text"),)
+# what a line of column names calls them, small letters or not
+_PASSAGE_HEADER = {
+    **dict.fromkeys(("_id", "id", "docid", "pid", "passage_id"), "_id"),
+    **dict.fromkeys(("text", "contents", "passage"), "text"),
+    "title": "title",
+}
+_QUERY_HEADER = {
+    **dict.fromkeys(("_id", "id", "qid", "query_id"), "_id"),
+    **dict.fromkeys(("text", "query", "question"), "text"),
+}
 _TSV_SUFFIXES = (".tsv", ".txt")
 _MOST_LINES = 1 << 40  # of one file
 
@@ -32,8 +42,8 @@ def read_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[Passa
 
     JSON lines hold an id (``_id``, ``docid`` or ``id``), a text (``text`` or ``contents``) and maybe a
     ``title``. TSV lines hold id, text or id, title, text and know no quoting: a quote is text. A first line
-    of column names (``id``, ``text``, ``title`` in any order) gives the order. Blank lines are passed over, line
-    breaks inside a JSON text become blanks.
+    of column names (``id``, ``text``, ``title`` in any order; ``docid``, ``pid``, ``passage`` and the like) gives the
+    order. Blank lines are passed over, line breaks inside a JSON text become blanks.
 
     Args:
         path: ``.jsonl``, ``.json``, ``.ndjson``, ``.tsv`` or ``.txt``, each also with ``.gz`` or ``.zst``.
@@ -53,7 +63,7 @@ def passage_file(path: str | Path) -> PassageFile:
 
 def passage_parser(path: str | Path) -> Callable[[Any, str], Sequence[Passage]]:
     """Return what turns a line of a file, or an object in it, and its ``file:line`` into a passage."""
-    return _parser(Path(path), passage_of, _PASSAGE_COLUMNS)
+    return _parser(Path(path), passage_of, Columns(_PASSAGE_COLUMNS, header=_PASSAGE_HEADER))
 
 
 def read_queries(path: str | Path, *, skip_bad: bool = False) -> Iterator[Query]:
@@ -62,7 +72,9 @@ def read_queries(path: str | Path, *, skip_bad: bool = False) -> Iterator[Query]
     JSON lines hold an id (``_id``, ``qid``, ``query_id`` or ``id``), a text (``text`` or ``query``) and maybe
     ``answers``, a list of strings. TSV lines hold id and text. All else is as in `read_passages`.
     """
-    file = RecordFile(open_source(path), lambda: _parser(Path(path), query_of, _QUERY_COLUMNS))
+    file = RecordFile(
+        open_source(path), lambda: _parser(Path(path), query_of, Columns(_QUERY_COLUMNS, header=_QUERY_HEADER))
+    )
     return read_unique([file], "query", skip_bad=skip_bad)
 
 
@@ -107,13 +119,12 @@ def warn_of_skipped(skipped: Sequence[UserError], place: str | Path) -> None:
 
 
 def _parser(
-    path: Path, make: Callable[[Fields, str], Record], layouts: tuple[tuple[str, ...], ...]
+    path: Path, make: Callable[[Fields, str], Record], columns: Columns
 ) -> Callable[[Any, str], Sequence[Record]]:
     if json_suffix(path):
         return lambda raw, where: (make(parsed(raw, where), where),)
     if plain_suffix(path) not in _TSV_SUFFIXES:
         raise UserError("unknown kind of file", path, "expected .jsonl or .tsv, each also with .gz or .zst")
-    columns = Columns(layouts)
 
     def parse(line: str, where: str) -> Sequence[Record]:
         fields = columns(line, where)
@@ -128,10 +139,16 @@ class Columns:
     Args:
         layouts: the names of the columns, for each number of columns that may be.
         names: what else columns may be called; a first line of such names alone gives the names.
+        header: how a first line may call the columns of a layout.
     """
 
-    def __init__(self, layouts: tuple[tuple[str, ...], ...], names: frozenset[str] = frozenset()) -> None:
-        self._layouts, self._names = layouts, names
+    def __init__(
+        self,
+        layouts: tuple[tuple[str, ...], ...],
+        names: frozenset[str] = frozenset(),
+        header: Mapping[str, str] | None = None,
+    ) -> None:
+        self._layouts, self._names, self._header = layouts, names, header or {}
         self._columns: tuple[str, ...] | None = None
 
     def __call__(self, line: str, where: str) -> Fields | None:
@@ -140,7 +157,7 @@ class Columns:
         if self._columns is not None and len(cells) == len(self._columns):
             return dict(zip(self._columns, cells, strict=True))
         if self._columns is None:
-            header = tuple("_id" if cell == "id" else cell for cell in cells)
+            header = tuple(self._header.get(cell.strip().lower(), cell) for cell in cells)
             if any(sorted(header) == sorted(layout) for layout in self._layouts):
                 self._columns = header
                 return None

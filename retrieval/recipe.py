@@ -188,7 +188,7 @@ def plan(recipe: Recipe, root: Path) -> tuple[list[Stage], list[Stage]]:
         stages.append(Stage("mine", by_bm25))
         files.append(by_bm25.output)
     first, measured = retriever(recipe, root, "stage1", files)
-    run = str(root / f"stage1.{_TRAIN}.trec")
+    run = str(root / f"stage1.{_TRAIN}.mining.trec")  # of another depth than a run that is measured
     mined = recipe.options("mine", **ours, run=run, output=str(root / f"mined.{_TRAIN}.jsonl"))
     found = recipe.options("search", **ours, index=str(root / "stage1-index"), output=run)
     stages += [*first, Stage("search", dataclasses.replace(found, k=mined.depth)), Stage("mine", mined)]
@@ -221,7 +221,7 @@ def retriever(recipe: Recipe, root: Path, name: str, negatives: list[str]) -> tu
     stages = [Stage("finetune", finetune), Stage("encode", vectors), Stage("index", index)]
     measurements = []
     for split in recipe.splits:
-        run = str(root / f"{name}.{split}.trec")
+        run = str(root / f"{name}.{split.replace('/', '-')}.trec")
         ours = {"collection": collection, "split": split}
         stages.append(Stage("search", recipe.options("search", **ours, index=index.output, output=run)))
         measurements.append(Stage("evaluate", recipe.options("evaluate", **ours, run=run)))

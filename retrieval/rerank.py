@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from condenser.artifacts import Workspace, refuse_overwriting, result_config
+from condenser.artifacts import Workspace, refuse_one_file, refuse_overwriting, result_config
 from condenser.errors import UserError, sample
 from condenser.files import atomic_write, existing_file, write_json
 from condenser.manifest import fingerprint, identity
@@ -62,8 +62,7 @@ def rerank(options: RerankOptions) -> Path:
         raise UserError("--scores needs --split, whose positives are scored too: a teacher compares with them")
     for written in filter(None, (options.output, options.scores)):
         refuse_overwriting(written, options.run, options.model, options.collection)
-    if options.scores is not None and Path(options.scores).absolute() == Path(options.output).absolute():
-        raise UserError("--scores and --output are one file", options.output)
+    refuse_one_file(options.scores, options.output)
     existing_file(options.run)
     job = _Job(options)
     with ExitStack() as stack:

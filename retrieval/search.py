@@ -20,7 +20,7 @@ from eval.runs import write_run
 from retrieval.collections import open_collection
 from retrieval.feedback import Feedback
 from retrieval.index import Index
-from retrieval.index_folder import read_either
+from retrieval.index_folder import read_either, recorded_encoder
 from retrieval.options import SearchOptions
 from retrieval.pyserini_sets import find_queries
 from retrieval.recall import choose_queries, tell_recall
@@ -136,7 +136,7 @@ def _stored_queries(options: SearchOptions) -> _Queries:
 def _text_queries(options: SearchOptions) -> _Queries:
     queries = _read_texts(options)
     recorded = read_either(Path(options.index))["facts"]
-    folder = local_folder(options.encoder or _recorded_encoder(recorded, options.index))
+    folder = local_folder(options.encoder or recorded_encoder(recorded, options.index))
     # Imported here, because mistakes up to here should show at once and stored vectors need no torch.
     from retrieval.encoder import Encoder
 
@@ -160,15 +160,6 @@ def _say_types(index: str, passages: dict[str, Any], queries: dict[str, Any]) ->
     theirs, ours = (facts.get("compute", "float32") for facts in (passages, queries))
     if theirs != ours:
         say(f"{index}: its passages were encoded in {theirs}, the queries in {ours}")
-
-
-def _recorded_encoder(facts: dict[str, Any], index: str) -> str:
-    encoder = facts.get("encoder")
-    if not isinstance(encoder, str):
-        raise UserError("does not say which encoder made it", index, "give --encoder")
-    if not Path(encoder).is_dir():
-        raise UserError(f"the encoder that made this index is gone: {encoder}", index, "give --encoder")
-    return encoder
 
 
 def _read_texts(options: SearchOptions) -> list[Query]:

@@ -35,7 +35,7 @@ def build_spans_of(options: SpansOptions) -> Path:
     if options.pairs is None and _is_file_of_documents(collection):
         return build_spans(dataclasses.replace(options, input=[str(collection.corpus_file)]))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{collection.name}.jsonl"
+        path = Path(folder) / f"{collection.name.replace('/', '-')}.jsonl"
         with path.open("wb") as stream:
             lines = _passages(collection) if options.pairs is None else _pairs(collection, options.pairs)
             stream.writelines(lines)

@@ -17,6 +17,7 @@ from condenser.talk import say
 from eval.report import Report, Table
 from retrieval.faiss_index import FaissVectors, parameters_of, set_parameters
 from retrieval.index import Index
+from retrieval.index_folder import recorded_encoder
 from retrieval.options import PlanOptions
 from retrieval.readers import read_queries
 from retrieval.recall import choose_queries, exact_twin
@@ -174,7 +175,7 @@ def _sample_queries(options: PlanOptions, index: Index) -> np.ndarray:
     else:
         texts = [query.text for query in read_queries(existing_file(place))]
         chosen = choose_queries(len(texts), options.sample, options.seed)
-        folder = local_folder(options.encoder or _recorded_encoder(index))
+        folder = local_folder(options.encoder or recorded_encoder(index.facts, str(index.folder)))
         from retrieval.encoder import Encoder
 
         encoder = Encoder.load(folder, device="auto", dimension=index.facts.get("truncated"))
@@ -183,13 +184,6 @@ def _sample_queries(options: PlanOptions, index: Index) -> np.ndarray:
     if not len(vectors):
         raise UserError("holds no queries", place)
     return vectors
-
-
-def _recorded_encoder(index: Index) -> str:
-    encoder = index.facts.get("encoder")
-    if not isinstance(encoder, str):
-        raise UserError("does not say which encoder made it", index.folder, "give --encoder")
-    return encoder
 
 
 def _report(options: PlanOptions, index: Index, tuner: Tuner, best: Measured | None, k: int, queries: int) -> Report:

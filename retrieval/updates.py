@@ -86,7 +86,7 @@ def change_index(
             that it was made from are gone.
     """
     folder = Path(folder)
-    added = passage_vectors(add) if isinstance(add, str | Path) else add
+    added = None if add is None else passage_vectors(add)
     with _alone(folder):
         change = _Change(IndexFolder.open(folder))
         try:

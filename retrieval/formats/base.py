@@ -9,6 +9,7 @@ from pathlib import Path
 
 from condenser.errors import UserError, nearest, sample
 from condenser.files import sha256_file
+from condenser.manifest import fingerprint
 from retrieval.passages import PassageStore
 from retrieval.records import Passage, Query, ScoredPair
 
@@ -101,6 +102,13 @@ class Collection(ABC):
             name = file.relative_to(self.folder).as_posix() if file.is_relative_to(self.folder) else file.name
             digest.update(f"{name}\0{sha256_file(file)}\n".encode())
         return digest.hexdigest()[:16]
+
+    def corpus_fingerprint(self) -> str:
+        """Return a short digest over the passages' files alone: judgements may change and leave what was made of them.
+
+        Where they lie in no files of their own it is that of the whole collection.
+        """
+        return "+".join(map(fingerprint, self.corpus_files())) or self.fingerprint()
 
     def _check_split(self, split: str, where: Path | None = None) -> None:
         known = self.splits()

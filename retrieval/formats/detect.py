@@ -91,7 +91,8 @@ def _of_record(record: dict[str, Any], where: str) -> Format:
         return "tevatron"
     if all(names & set(known) for known in (FIRST_NAMES, SECOND_NAMES, SCORE_NAMES)):
         return "scored"
-    has_scores = any(name in SCORES_NAMES or name.endswith(("_score", "_scores")) for name in names)
+    score_names = {*SCORES_NAMES, *(SCORE_NAMES if "passage" in names else ())}
+    has_scores = names & score_names or any(name.endswith(("_score", "_scores")) for name in names)
     if names & set(QUERY_NAMES) and names & {*POSITIVE_NAMES, "passage"}:
         if has_scores:
             return "scored"

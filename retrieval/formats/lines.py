@@ -156,7 +156,7 @@ def _text_line(fields: Fields, where: str) -> TrainingLine:
     candidates = [] if positive else _passages(fields["passage"], "passage", where)
     if not _score_names(fields):  # nobody says how well it fits, so it does
         positives, candidates = positives or candidates, []
-    scores = _scores(fields, positives or candidates, negatives, where)
+    scores = _scores(fields, positives or candidates, negatives, SCORE_NAMES if candidates else (), where)
     pair = None
     if scores and len(positives) + len(candidates) == 1 and not negatives:
         only = (positives or candidates)[0]
@@ -166,11 +166,11 @@ def _text_line(fields: Fields, where: str) -> TrainingLine:
 
 
 def _scores(
-    fields: Fields, first: Sequence[Passage], negatives: Sequence[Passage], where: str
+    fields: Fields, first: Sequence[Passage], negatives: Sequence[Passage], others: Sequence[str], where: str
 ) -> tuple[tuple[str, float], ...]:
-    """Return the scores of a line's passages: one list for all, or one for positives and one for negatives."""
+    """Return the scores of a line's passages: one list for all (maybe called otherwise), or one for each kind."""
     scored: list[tuple[str, float]] = []
-    both = _first(fields, SCORES_NAMES)
+    both = _first(fields, (*SCORES_NAMES, *others))
     groups = [(both, [*first, *negatives])] if both and fields[both] is not None else []
     if not groups:
         named = ((_first(fields, _POSITIVE_SCORES), first), (_first(fields, _NEGATIVE_SCORES), negatives))

@@ -47,6 +47,7 @@ def read_negatives(path: Path, judged: Qrels) -> Negatives:
 
 def _from_records(path: Path) -> Negatives:
     negatives: Negatives = {}
+    known: dict[str, str] = {}  # one string for each passage, however often it is a negative
     for number, record in read_records(path):
         where = f"{path}:{number}"
         if "query_id" not in record or not isinstance(record.get("negatives"), list):
@@ -54,13 +55,14 @@ def _from_records(path: Path) -> Negatives:
         query_id = identifier(record["query_id"], where)
         if query_id in negatives:
             raise UserError(f"query id {query_id!r} stands already on an earlier line", where)
-        negatives[query_id] = [identifier(passage_id, where) for passage_id in record["negatives"]]
+        passages = (identifier(passage_id, where) for passage_id in record["negatives"])
+        negatives[query_id] = [known.setdefault(passage, passage) for passage in passages]
     return negatives
 
 
 def _from_lists(path: Path) -> Negatives:
     negatives: Negatives = {}
-    known: dict[str, str] = {}  # one string for each passage, however often it is a negative
+    known: dict[str, str] = {}
     for where, (query_id, passages) in _cells(path, 2):
         if query_id in negatives:
             raise UserError(f"query id {query_id!r} stands already on an earlier line", where)
@@ -109,10 +111,12 @@ def read_scores(path: Path) -> Scores:
         UserError: another number of columns, a score that is no number, a pair scored twice; with ``file:line``.
     """
     scores: Scores = {}
+    known: dict[str, str] = {}
     for where, (query_id, passage, score) in _cells(path, 3):
         if score.lower() == "score" and not scores:
             continue
         value = finite(score, where)
+        passage = known.setdefault(passage, passage)
         if scores.setdefault(query_id, {}).setdefault(passage, value) != value:
             raise UserError(f"query {query_id!r} and passage {passage!r} have another score on an earlier line", where)
     return scores

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,7 +103,7 @@ def generate(options: QueriesGenerateOptions) -> Pool:
     _check(options)
     refuse_overwriting(options.output, options.collection, options.writer)
     collection = open_collection(options.collection, options.format)
-    inputs = {"writer": identity(options.writer), "collection": collection.fingerprint()}
+    inputs = {"writer": identity(options.writer), "corpus": collection.corpus_fingerprint()}
     workspace = Workspace(options.output, KIND, config=result_config(options), inputs=inputs, resumable=True)
     counts = Counts()
     with workspace:
@@ -112,8 +113,8 @@ def generate(options: QueriesGenerateOptions) -> Pool:
         chosen, blank = _chosen(collection, options)
         work = _Work(options, collection)
         shards = []
-        with Meter("queries generate", len(chosen), "passages") as meter:
-            for number, passages in enumerate(batched(_these(collection, chosen), options.shard_size)):
+        with Meter("queries generate", int(chosen.sum()), "passages") as meter:
+            for number, passages in enumerate(batched(compress(collection.passages(), chosen), options.shard_size)):
                 file = workspace.scratch / _SHARD.format(number)
                 if not file.is_file():
                     write_json(file, work.shard(passages, meter))
@@ -142,28 +143,26 @@ def _check(options: QueriesGenerateOptions) -> None:
     raise UserError("--constraint goes with --constrained above 0: the share of the queries that it holds for")
 
 
-def _chosen(collection: Collection, options: QueriesGenerateOptions) -> tuple[set[int], int]:
-    """Return the rows of the passages that are written for, and how many others have no text.
+def _chosen(collection: Collection, options: QueriesGenerateOptions) -> tuple[np.ndarray, int]:
+    """Return for each passage whether it is written for, and how many others have no text.
 
     Raises:
         UserError: no passage with a text, or one whose id no line of judgements can hold.
     """
-    total, rows = 0, []
+    has_text = bytearray()
     for passage in collection.passages():
         check_id(passage.id, options.collection)
-        if not passage.is_blank:
-            rows.append(total)
-        total += 1
-    if not rows:
-        raise UserError(f"none of its {total:,} passages has a text", options.collection)
+        has_text.append(not passage.is_blank)
+    chosen = np.frombuffer(has_text, bool)
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        raise UserError(f"none of its {len(chosen):,} passages has a text", options.collection)
     if options.passages is None or options.passages >= len(rows):
-        return set(rows), total - len(rows)
+        return chosen, len(chosen) - len(rows)
     places = np.random.default_rng(options.seed).choice(len(rows), options.passages, replace=False)
-    return {rows[place] for place in places.tolist()}, 0
-
-
-def _these(collection: Collection, rows: set[int]) -> Iterator[Passage]:
-    return (passage for row, passage in enumerate(collection.passages()) if row in rows)
+    chosen = np.zeros(len(chosen), bool)
+    chosen[rows[places]] = True
+    return chosen, 0
 
 
 class _Work:
@@ -349,13 +348,16 @@ def _write_pool(folder: Path, collection: Collection, shards: Sequence[Path]) ->
     with atomic_write(folder / QUERIES) as stream:
         for shard in shards:
             stream.writelines(read_json(shard)["queries"])
-    pairs: list[tuple[str, str]] = []
-    texts: Counter[int] = Counter()
-    for one in written_in(folder / QUERIES):
-        pairs.append((one.id, one.passage_id))
-        texts[hash64(folded(one.text))] += 1
-    write_qrels(folder, pairs)
+    texts = array("Q")
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for one in written_in(folder / QUERIES):
+            texts.append(hash64(folded(one.text)))
+            yield one.id, one.passage_id
+
+    write_qrels(folder, pairs())
     write_corpus(collection, folder)
-    shared = sum(count for count in texts.values() if count > 1)
+    counts = np.unique(np.frombuffer(texts, np.uint64), return_counts=True)[1]
+    shared = int(counts[counts > 1].sum())
     if shared:
         warn(f"{shared:,} queries have a text that was written for several passages (filter by: passages == 1)")

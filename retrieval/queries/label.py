@@ -223,11 +223,11 @@ def _write(
     scores: Sequence[np.ndarray],
     options: QueriesLabelOptions,
 ) -> None:
-    split = options.split
+    split = options.split.replace("/", "-")  # ir_datasets' may hold one
     write_corpus(collection, folder)
     kept = {task.query_id for task in tasks}
     with atomic_write(folder / QUERIES) as stream:
-        stream.writelines(_query_lines(collection, split, queries, kept))
+        stream.writelines(_query_lines(collection, options.split, queries, kept))
     with atomic_write(folder / f"qrels/{split}.tsv") as stream:
         stream.write("query-id\tcorpus-id\tscore\n")
         for task in tasks:

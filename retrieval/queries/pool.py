@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from condenser.errors import UserError
-from condenser.files import atomic_write, atomic_write_bytes, read_records, sync_folder
-from condenser.manifest import load_manifest
+from condenser.files import NO_SPACE, atomic_write, atomic_write_bytes, read_records, sync_folder
+from condenser.manifest import MANIFEST, load_manifest
 from retrieval.collections import Collection
 
 KIND = "written queries"
@@ -99,16 +99,22 @@ def write_qrels(folder: Path, pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def write_corpus(collection: Collection, folder: Path) -> None:
-    """Write a collection's passages as BEIR's corpus.jsonl; where it has that file, another name for it is enough."""
+    """Write a collection's passages as BEIR's corpus.jsonl.
+
+    A file of that name is copied; in a finished folder of ours, whose files never change, it gets a second name.
+    """
     target = folder / CORPUS
     target.unlink(missing_ok=True)
     files = collection.corpus_files()
     if len(files) == 1 and files[0].name == CORPUS:
         draft = target.with_name(f"{CORPUS}.tmp-{os.getpid()}")
+        ours = (files[0].parent / MANIFEST).is_file() and not files[0].is_symlink()
         try:
-            os.link(os.path.realpath(files[0]), draft)  # of the file: a link moved elsewhere may point at nothing
-        except OSError:  # another disk, or one that has no second names
-            shutil.copyfile(files[0], draft)
+            (os.link if ours else shutil.copyfile)(files[0], draft)
+        except OSError as error:
+            if not ours or error.errno in NO_SPACE:
+                raise
+            shutil.copyfile(files[0], draft)  # another disk, or one that has no second names
         os.replace(draft, target)
         sync_folder(folder)
         return

@@ -262,6 +262,7 @@ def test_two_processes_equal_one(store: str, tiny_bert: Path, tmp_path: Path) ->
     init = quiet(tiny_bert, tmp_path, 0)
     base = options_for(store, tmp_path / "one", init, objective="cocondenser", max_steps=4)
     one = pretrain(base)
+    (tmp_path / "two").mkdir()  # an empty folder is as good as none
     run("pretrain", dataclasses.replace(base, output=str(tmp_path / "two")), processes=2)
     for first, second in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
         for key in first:

@@ -262,3 +262,14 @@ def test_reference_figures(name: str, split: str, figures: tuple[float, float, f
         *(np.mean([score[m] for score in scores]) for m in ("ndcg_cut_10", "recall_100")),
     ]
     assert found == pytest.approx(figures, abs=0.002)
+
+
+def test_other_judgements_and_negatives_leave_an_index_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bm25", "index", "--collection", str(folder / "c"), "--output", str(folder / "index")]
+    assert main(words) == 0
+    (folder / "c" / "negatives").mkdir()
+    (folder / "c" / "negatives" / "test.jsonl").write_text('{"query_id": "q", "negatives": []}\n')
+    assert main(words) == 0
+    assert capsys.readouterr().err.endswith("index: up to date\n")

@@ -169,3 +169,10 @@ def test_scored_pairs_of_one_score_are_refused_before_training(tmp_path: Path) -
     collection = write_pairs(tmp_path / "dev.jsonl", [("a", "b", 1.0), ("c", "d", 1.0)])
     with pytest.raises(UserError, match="has 2 scored pairs and no two scores: nothing to correlate"):
         DevPairs(collection, *collection.splits())
+
+
+def test_a_question_without_a_positive_is_left_out(tmp_path: Path, encoder: Encoder) -> None:
+    file = tmp_path / "nq.json"
+    questions = [("who", [{"title": "", "text": "a cat", "passage_id": "1"}]), ("what", [])]
+    file.write_text(json.dumps([{"question": q, "answers": [], "positive_ctxs": found} for q, found in questions]))
+    assert DevSearch(open_collection(file), "train", pool=0, seed=1)(encoder) == {"dev_mrr@10": 1, "dev_recall@100": 1}

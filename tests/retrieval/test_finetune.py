@@ -208,6 +208,7 @@ def test_two_processes_equal_one(collection: Path, tiny_bert: Path, tmp_path: Pa
     Encoder(model, Encoder.load(tiny_bert).tokenizer, Encoder.load(tiny_bert).config).save(init, "")
     options = options_for(collection, tmp_path / "one", init, max_steps=3, negatives=1, dev_split="none", **change)
     one = finetune(options)
+    (tmp_path / "two").mkdir()  # an empty folder is as good as none
     run("finetune", dataclasses.replace(options, output=str(tmp_path / "two")), processes=2)
     logs = [(folder / "log.jsonl").read_text().splitlines() for folder in (one, tmp_path / "two")]
     for first, second in zip(*logs, strict=True):

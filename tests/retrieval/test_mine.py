@@ -515,3 +515,14 @@ def test_the_result_has_its_counts(collection: Path, tmp_path: Path) -> None:
     assert read_examples(
         open_collection(collection), "train", with_negatives=True, negatives_files=[result.output]
     )[0].negatives  # fmt: skip
+
+
+def test_what_is_read_is_not_written_over(collection: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run.trec", {"q0": ranking("p1")})
+    before = Path(run).read_bytes()
+    with pytest.raises(UserError, match=r"run\.trec: is read, and would be written over"):
+        mine(MineOptions(collection=str(collection), run=run, output=run))
+    assert Path(run).read_bytes() == before
+    same = str(tmp_path / "one.jsonl")
+    said = error_of(collection, Path(same), run=run, cross_encoder="any", scores=same)
+    assert said == f"{same}: --scores and --output are one file"

@@ -236,3 +236,18 @@ def test_any_bytes_give_records_or_an_error_with_its_place(
                 assert record.id
         except UserError as error:
             assert error.where is not None and error.where.startswith(str(path))
+
+
+@pytest.mark.parametrize("header", ["id\ttext", "docid\tcontents", "pid\tpassage", "ID\tText"])
+def test_a_line_of_column_names_is_no_passage(tmp_path: Path, header: str) -> None:
+    assert list(read_passages(write(tmp_path / "c.tsv", f"{header}\n1\ta\n"))) == [Passage("1", "", "a")]
+    turned = "\t".join(reversed(header.split("\t")))
+    assert list(read_passages(write(tmp_path / "t.tsv", f"{turned}\na\t1\n"))) == [Passage("1", "", "a")]
+
+
+@pytest.mark.parametrize("header", ["id\ttext", "qid\tquery", "query_id\tquestion"])
+def test_a_line_of_column_names_is_no_query(tmp_path: Path, header: str) -> None:
+    assert list(read_queries(write(tmp_path / "q.tsv", f"{header}\n1\ta\n"))) == [Query("1", "a")]
+    assert list(read_queries(write(tmp_path / "w.tsv", "query\twhat is a query\n"))) == [
+        Query("query", "what is a query")
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -223,3 +224,11 @@ def test_a_killed_recipe_goes_on_to_the_same_files(place: Path, fault: str) -> N
     assert subprocess.run(command, env=variables, capture_output=True, check=False).returncode == -signal.SIGKILL
     recipe(options)
     assert files_of(Path("out")) == files_of(Path("straight"))
+
+
+def test_a_measured_training_split_has_a_run_of_its_own(tmp_path: Path) -> None:
+    """That of mining is shallower."""
+    found = load_recipe(RecipeOptions(recipe=write_recipe(tmp_path / "r.yaml"), output="o"))
+    commands, _ = plan(dataclasses.replace(found, splits=["train", "dev"]), Path("o"))
+    made = [stage.made for stage in commands]
+    assert len(made) == len(set(made))

@@ -10,6 +10,7 @@ import pytest
 from condenser.corpus.tokens import TokenStore, load_tokenizer
 from condenser.errors import UserError
 from condenser.options import SpansOptions
+from retrieval.collections import open_collection
 from retrieval.spans import build_spans_of
 
 PASSAGES = [("1", "Cat", "the cat sing in the new city"), ("2", "", "the dog runs to the bank of the river")]
@@ -72,3 +73,15 @@ def test_judged_pairs_are_a_span_each(tmp_path: Path, tiny_bert: Path) -> None:
     ]
     with pytest.raises(UserError, match="--pairs goes with --collection"):
         build_spans_of(SpansOptions(input=["a.txt"], pairs="train", tokenizer="t", output="o"))
+
+
+def test_a_collection_whose_name_holds_a_slash(
+    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the names of ir_datasets do."""
+    (tmp_path / "corpus.tsv").write_text("".join(f"{i}\t{t}\t{x}\n" for i, t, x in PASSAGES))
+    collection = open_collection(str(tmp_path / "corpus.tsv"))
+    monkeypatch.setattr(collection, "name", "beir/scifact/test")
+    monkeypatch.setattr("retrieval.spans.open_collection", lambda name: collection)
+    options = SpansOptions(collection="irds:x", tokenizer=str(tiny_bert), min_tokens=3, output=str(tmp_path / "s"))
+    assert len(TokenStore(build_spans_of(options))) == 2

@@ -16,6 +16,7 @@ from retrieval.index import Index
 from retrieval.index_build import build_index
 from retrieval.options import IndexOptions, UpdateOptions
 from retrieval.updates import change_index, update
+from retrieval.vectors import Vectors
 from tests import command
 
 RNG = np.random.default_rng(5)
@@ -251,3 +252,26 @@ def test_facts_that_an_index_needs_are_asked_for(build: Callable[..., Path], mat
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=f"{name} is None, expected"):
         Index.load(folder)
+
+
+def test_what_the_user_put_beside_an_index_stays(build: Callable[..., Path], matrix: np.ndarray) -> None:
+    folder = build(matrix)
+    for name in ("README.md", "run.trec.json", "ids.json"):
+        (folder / name).write_text("mine")
+    (folder / "deleted-00007.npy.tmp-123").touch()
+    change_index(folder, delete=["p1"])
+    assert all((folder / name).is_file() for name in ("README.md", "run.trec.json", "ids.json"))
+    assert not (folder / "deleted-00007.npy.tmp-123").exists()
+
+
+def test_opened_vectors_are_looked_at_as_those_in_a_folder(
+    build: Callable[..., Path], make_vectors: MakeVectors, matrix: np.ndarray
+) -> None:
+    index = load(build(matrix))
+    for name, ids, kind, said in (
+        ("q", names(300, 302), "query", "holds query vectors"),
+        ("t", ["x", "x"], "passage", "twice"),
+    ):
+        vectors = Vectors.load(make_vectors(matrix[:2], ids, name=name, kind=kind))
+        with pytest.raises(UserError, match=said):
+            index.add(vectors)

@@ -234,11 +234,20 @@ def test_scored_texts_are_a_teachers_scores(tmp_path: Path) -> None:
     assert collection.scored_pairs("train") == []
 
 
-def test_scored_passages_of_which_none_is_called_positive(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["score", "label", "similarity"])
+def test_scored_passages_of_which_none_is_called_positive(tmp_path: Path, name: str) -> None:
     """The one that the teacher scores best is taken as the positive, the others are negatives."""
     path = tmp_path / "train.tsv"
-    path.write_text("query\tpassage\tscore\nwho\ta\t1.5\nwho\tx\t9\nwho\tb\t-2\n")
+    path.write_text(f"query\tpassage\t{name}\nwho\ta\t1.5\nwho\tx\t9\nwho\tb\t-2\n")
     collection = open_collection(path)
+    assert collection.format == "scored"
+    ((found, scores),) = collection.teacher_scores("train").items()
+    assert found == next(iter(collection.queries("train"))).id
+    assert {collection.lookup()[passage].text: score for passage, score in scores.items()} == {
+        "a": 1.5,
+        "x": 9,
+        "b": -2,
+    }
     assert texts(collection) == {"who": (["x"], ["a", "b"])}
     assert collection.scored_pairs("train") == [
         ScoredPair("who", "a", 1.5),

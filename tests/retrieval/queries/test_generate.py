@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from transformers import (
 
 from condenser.decoding.hypotheses import Hypothesis
 from condenser.errors import RunFailed, UserError
+from condenser.manifest import load_manifest
 from condenser.models.language_model import Network
 from condenser.models.query_writer import QueryWriter, WriterSettings
 from retrieval.collections import open_collection
@@ -367,3 +370,16 @@ def test_a_line_without_a_passage_is_told_by_its_place(tmp_path: Path) -> None:
     assert next(found) == good
     with pytest.raises(UserError, match=r"queries.jsonl:2: query has no metadata.passage_id"):
         next(found)
+
+
+def test_the_users_corpus_is_copied_and_a_finished_one_shared(corpus: str, writer: str, tmp_path: Path) -> None:
+    """What is appended to the first changes no pool; the second never changes."""
+    own = tmp_path / "own"
+    shutil.copytree(corpus, own)
+    pool = generate(options_for(str(own), writer, tmp_path / "pool", passages=1)).output
+    assert not os.path.samefile(own / "corpus.jsonl", pool / "corpus.jsonl")
+    with (own / "corpus.jsonl").open("a") as stream:
+        stream.write('{"_id": "new", "text": "a river"}\n')
+    load_manifest(pool, verify=True)
+    again = generate(options_for(str(pool), writer, tmp_path / "again", passages=1)).output
+    assert os.path.samefile(pool / "corpus.jsonl", again / "corpus.jsonl")
