@@ -202,7 +202,8 @@ def fingerprint(path: str | Path) -> str:
 
 def identity(name: str | Path) -> str:
     """Return what tells one source from another: a local path's fingerprint, or a hub name itself."""
-    return fingerprint(name) if Path(name).exists() else str(name)
+    path = Path(name).expanduser()
+    return fingerprint(path) if path.exists() else str(name)
 
 
 def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch
 
 from condenser.artifacts import Workspace, result_config
 from condenser.corpus.batches import Frame, SpanBatches
-from condenser.corpus.tokens import TokenStore, load_tokenizer, require_words
+from condenser.corpus.tokens import FRAME_TOKENS, TokenStore, load_tokenizer, require_words
 from condenser.errors import UserError
 from condenser.manifest import fingerprint, identity
 from condenser.models.electra import GENERATOR_FOLDER
@@ -94,10 +95,15 @@ def pretrain(options: PretrainOptions) -> Path:
         start = objective.start(options, store, tokenizer)
         if start.new and options.init is not None and not options.head_warmup_steps:
             say("--head_warmup_steps N would let what is new settle for N steps while the encoder stands still")
+        warm_up = options.head_warmup_steps
+        if warm_up and not start.new:
+            if accelerator.is_main_process:
+                say("nothing is new in these weights: the --head_warmup_steps are steps like all others")
+            warm_up = 0
         batches = build_batches(options, objective, store, tokenizer, start.config)
         run_step = objective.step(options, store, tokenizer)
         steps = options.max_steps or max(1, round(float(options.epochs or 0) * batches.steps_per_epoch))
-        settings = loop_settings(options, max_steps=steps)
+        settings = replace(loop_settings(options, max_steps=steps), head_warmup_steps=warm_up)
         if accelerator.is_main_process:
             say(
                 f"{options.objective}: {batches.describe()}; "
@@ -129,9 +135,8 @@ def build_batches(
     """
     length = span_length(options, store)
     check_length(length, config, options.data)
-    special = tokenizer.num_special_tokens_to_add()
-    if length <= special:
-        raise UserError(f"--max_length {length} leaves no room for text beside {special} special tokens")
+    if length <= FRAME_TOKENS:
+        raise UserError(f"--max_length {length} leaves no room for text beside {FRAME_TOKENS} special tokens")
     require_words(tokenizer)
     return SpanBatches(
         store,
@@ -140,7 +145,7 @@ def build_batches(
         micro_batches=options.gradient_accumulation,
         policy=objective.policy(options, tokenizer),
         frame=Frame(*(token_id(tokenizer, name) for name in ("cls", "sep", "pad"))),
-        room=length - special,
+        room=length - FRAME_TOKENS,
         seed=options.seed,
         rank=rank(),
         world=world_size(),

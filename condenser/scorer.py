@@ -174,7 +174,8 @@ class Scorer:
     def gain(
         self, passages: Sequence[str], queries: Sequence[str], *, passage_max_length: int | None = None
     ) -> list[Gain]:
-        """Return what each passage tells of its query; of a pair that is too long the passage loses its end.
+        """Return what each passage tells of its query; of a pair that is too long the passage loses its end,
+        and of a query that alone is too long both times its own.
 
         The query comes first, so that its tokens have the same positions as alone: what differs is the passage.
 
@@ -184,17 +185,20 @@ class Scorer:
             passage_max_length: tokens that are read of a passage, at most: as many as the model saw in training.
 
         Raises:
-            UserError: not as many queries as passages.
+            UserError: not as many queries as passages; a ``max_length`` that leaves no room for a word.
         """
         if len(passages) != len(queries):
             raise UserError(f"{len(passages):,} passages and {len(queries):,} queries, expected pairs")
-        rows = []
+        if self.max_length < 4:
+            raise UserError(f"max_length is {self.max_length}, expected 4 or more: three special tokens and a word")
+        rows, alone = [], []
         for passage, query in zip(self._tokenize(passages), self._tokenize(queries), strict=True):
             asked = query[: self.max_length - 3]
+            alone.append(_Row([self._cls, *asked, self._sep], 1, 1 + len(asked), len(asked) < len(query)))
             told = passage[: self.max_length - 3 - len(asked)][:passage_max_length]
             cut = len(told) + len(asked) < len(passage) + len(query)
             rows.append(_Row([self._cls, *asked, self._sep, *told, self._sep], 1, 1 + len(asked), cut))
-        return [Gain(*scores) for scores in zip(self._scores(rows), self.score(queries), strict=True)]
+        return [Gain(*scores) for scores in zip(self._scores(rows), self._scores(alone), strict=True)]
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return tokens as text, as the vocabulary has them."""

@@ -16,7 +16,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def start(
-    verb: str, options: Any, *, processes: int = 1, limit: int | None = None, **variables: str
+    verb: str,
+    options: Any,
+    *,
+    processes: int = 1,
+    limit: int | None = None,
+    group: bool = False,
+    **variables: str,
 ) -> subprocess.Popen[bytes]:
     """Start ``condenser VERB``; stderr is a pipe.
 
@@ -25,6 +31,7 @@ def start(
         options: the verb's dataclass.
         processes: more than one train together.
         limit: the most bytes that a file may have.
+        group: give it and what it starts a process group of their own.
         variables: environment variables.
     """
     words = shlex.split(command_line(Stage(verb, options)))[1:]
@@ -34,7 +41,12 @@ def start(
         command = [sys.executable, "-m", *together, *command[1:]]
     if limit is not None:
         command = ["prlimit", f"--fsize={limit}", *command]
-    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | variables, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+        stderr=subprocess.PIPE,
+        start_new_session=group,
+    )
 
 
 def run_script(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from condenser.corpus.corruption import IGNORED, Corrupted, MaskingPolicy, corrupt
-from condenser.corpus.tokens import SpanTokens, TokenStore
+from condenser.corpus.tokens import FRAME_TOKENS, SpanTokens, TokenStore
 from condenser.errors import UserError
 
 
@@ -62,7 +62,7 @@ class Frame:
 
 def collate(rows: list[Corrupted], frame: Frame) -> PretrainBatch:
     """Put CLS and SEP around corrupted spans and pad them to the longest."""
-    length = max(len(row.ids) for row in rows) + 2
+    length = max(len(row.ids) for row in rows) + FRAME_TOKENS
     ids = np.full((len(rows), length), frame.pad_id, np.int64)
     labels = np.full((len(rows), length), IGNORED, np.int64)
     real = np.zeros((len(rows), length), np.int64)

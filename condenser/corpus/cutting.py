@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -177,21 +178,33 @@ class Cutter:
         encodings = iter(
             self._engine.encode_batch([piece for parts in pieces for piece in parts], add_special_tokens=False)
         )
-        for parts in pieces:
-            yield _join([_tokens(piece, next(encodings)) for piece in parts])
+        for text, parts in zip(texts, pieces, strict=True):
+            breaks = [match.end() for match in _SENTENCE_BREAK.finditer(text)]
+            ends = list(accumulate(map(len, parts)))
+            yield _join(
+                [
+                    _tokens(next(encodings), breaks, end - len(piece), end)
+                    for piece, end in zip(parts, ends, strict=True)
+                ]
+            )
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces of at most ``_PIECE`` characters, which end at a blank where there is one."""
+    """Yield a text in pieces of at most ``_PIECE`` characters, which begin with a blank where there is one.
+
+    A blank belongs to the word behind it for tokenizers that keep blanks.
+    """
     start = 0
     while len(text) - start > _PIECE:
-        stop = text.rfind(" ", start + 1, start + _PIECE) + 1 or start + _PIECE
+        blank = text.rfind(" ", start + 1, start + _PIECE)
+        stop = blank if blank > 0 else start + _PIECE
         yield text[start:stop]
         start = stop
     yield text[start:]
 
 
-def _tokens(text: str, encoding: tokenizers.Encoding) -> _Tokens:
+def _tokens(encoding: tokenizers.Encoding, breaks: Sequence[int], start: int, end: int) -> _Tokens:
+    """Return the tokens of a text from character ``start`` to ``end``; ``breaks`` are those of all of the text."""
     # Words are the tokenizer's own (its pre-tokenization), for WordPiece and BPE alike; a sentence begins with a word.
     words = encoding.word_ids
     ids = np.array(encoding.ids, np.int32)
@@ -199,21 +212,21 @@ def _tokens(text: str, encoding: tokenizers.Encoding) -> _Tokens:
     starts = np.ones(len(ids), bool)
     starts[1:] = numbers[1:] != numbers[:-1]
     sentences = set()
-    for match in _SENTENCE_BREAK.finditer(text):
-        word = encoding.char_to_word(match.end())
+    for place in breaks[bisect_left(breaks, start) : bisect_left(breaks, end)]:
+        word = encoding.char_to_word(place - start)
         if word is not None:  # else the tokenizer dropped this letter
             sentences.add(bisect_left(words, word))  # type: ignore[type-var]
-    return _Tokens(SpanTokens(ids, starts), sorted(sentences - {0}))
+    return _Tokens(SpanTokens(ids, starts), sorted(sentences))
 
 
 def _join(parts: list[_Tokens]) -> _Tokens:
-    """Put the pieces of one text together again; each begins a word."""
-    if len(parts) == 1:
-        return parts[0]
+    """Put the pieces of one text together again; each begins a word. The first sentence begins where the text does."""
     sentences, offset = [], 0
     for part in parts:
-        sentences += [offset + start for start in part.sentences]
+        sentences += [offset + start for start in part.sentences if offset + start]
         offset += len(part.span.ids)
+    if len(parts) == 1:
+        return _Tokens(parts[0].span, sentences)
     spans = [part.span for part in parts]
     return _Tokens(
         SpanTokens(np.concatenate([s.ids for s in spans]), np.concatenate([s.word_starts for s in spans])), sentences

@@ -63,7 +63,7 @@ def _read_file(path: Path, on_read: Callable[[int], None] | None, pairs: bool) -
     kind = suffixes[-1] if suffixes else ""
     if kind in (".jsonl", ".json"):
         for number, record in read_records(path, on_read):
-            yield _from_record(record, f"{path}:{number}", pairs=pairs)
+            yield _from_record(record, f"{path}:{number}", f"{path.name}:{number}", pairs=pairs)
         return
     for number, line in read_lines(path, on_read=on_read):
         if not line.strip():
@@ -86,13 +86,14 @@ def _from_columns(columns: list[str], where: str) -> Document:
 def _from_record(
     record: dict[str, Any],
     where: str,
+    nameless: str,
     text_keys: tuple[str, ...] = _TEXT_KEYS,
     hint: str = "name the text field 'text'",
     *,
     pairs: bool = False,
 ) -> Document:
     name = next((record[key] for key in _ID_KEYS if key in record), None)
-    document_id = where if name is None else identifier(name, where)
+    document_id = nameless if name is None else identifier(name, where)
     title = _text(record.get("title") or "", "title", where)
     if "spans" in record:
         spans = record["spans"]
@@ -134,7 +135,9 @@ def read_dataset(name: str, *, config: str | None, split: str, column: str) -> I
     number = -1
     try:
         for number, row in enumerate(_open_dataset(name, config, split)):
-            yield _from_record(row, f"{name}[{split}]:{number}", (column,), "choose the text with --dataset_column")
+            where = f"[{split}]:{number}"
+            nameless = f"{Path(name).name if Path(name).exists() else name}{where}"
+            yield _from_record(row, f"{name}{where}", nameless, (column,), "choose the text with --dataset_column")
     except UserError:
         raise
     except Exception as error:  # what the library raises over a damaged file depends on the file's kind

@@ -13,7 +13,7 @@ from condenser.artifacts import Workspace, result_config
 from condenser.corpus.cutting import Batch, Cutter, CuttingRules, SpanCounts
 from condenser.corpus.documents import Document, read_dataset, read_documents
 from condenser.corpus.parallel import map_in_order, usable_cpus
-from condenser.corpus.tokens import TokenStoreWriter, bare_tokenizer, load_tokenizer, require_words
+from condenser.corpus.tokens import FRAME_TOKENS, TokenStoreWriter, bare_tokenizer, load_tokenizer, require_words
 from condenser.errors import UserError
 from condenser.manifest import fingerprint, identity
 from condenser.options import SpansOptions
@@ -54,11 +54,10 @@ def build_spans(options: SpansOptions) -> Path:
             return work.output
         tokenizer = _tokenizer(options)
         require_words(tokenizer)
-        room = options.max_length - tokenizer.num_special_tokens_to_add()
+        room = options.max_length - FRAME_TOKENS
         if room < 1:
             raise UserError(
-                f"--max_length {options.max_length} leaves no room for text beside "
-                f"{tokenizer.num_special_tokens_to_add()} special tokens"
+                f"--max_length {options.max_length} leaves no room for text beside {FRAME_TOKENS} special tokens"
             )
         rules = CuttingRules(
             room, options.min_tokens, options.titles, options.short_spans, options.seed, tokenizer.sep_token_id

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOKENS_FILE = "tokens.arrow"
+FRAME_TOKENS = 2  # CLS and SEP, which training puts around each span
 _FREE_PLACE = re.compile(r"\[unused\d+\]|<extra_id_\d+>|<unused\d+>")
 _COLUMNS = ["id", "ids", "word_starts"]
 

@@ -19,7 +19,8 @@ def train_wordpiece(texts: Callable[[], Iterable[str]], size: int) -> PreTrained
 
     Args:
         texts: starts reading the text to learn from; called twice.
-        size: entries in the vocabulary, the five special tokens included.
+        size: entries in the vocabulary, the five special tokens included; more where the text has more letters,
+            which are all kept.
 
     Raises:
         UserError: ``size`` has no room for the special tokens.

@@ -106,7 +106,13 @@ def _text_of(decoder: dict[str, Any], where: str) -> Any:
         return lambda name: f" {name}"
     if "ByteLevel" in kinds:
         byte_of = _bytes_by_letter()
-        return lambda name: bytes(byte_of[letter] for letter in name).decode("utf-8", errors="replace")
+
+        def decoded(name: str) -> str:
+            # tokens that were added may be plain text; what has a letter that is no byte's is taken as it is
+            known = all(letter in byte_of for letter in name)
+            return (bytes(map(byte_of.__getitem__, name)) if known else name.encode()).decode(errors="replace")
+
+        return decoded
     if "Metaspace" in kinds or "Replace" in kinds:
         return lambda name: BROKEN if name.startswith("<0x") and len(name) == 6 else name.replace(_BLANK_MARK, " ")
     raise UserError(

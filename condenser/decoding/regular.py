@@ -7,10 +7,14 @@ from collections.abc import Callable
 
 import greenery
 import numpy as np
+from greenery.charclass import Charclass, repartition
+from greenery.rxelems import Mult, Pattern
 
-from condenser.decoding.automaton import MOST_STATES, NOWHERE, Automaton, smallest
+from condenser.decoding.automaton import MOST_STATES, NOWHERE, Automaton, determinised, smallest
 from condenser.decoding.pieces import Pieces
 from condenser.errors import UserError
+
+_MOST_PLACES = 8 * MOST_STATES
 
 
 def matching(pattern: str, pieces: Pieces) -> Automaton:
@@ -32,19 +36,98 @@ def matching(pattern: str, pieces: Pieces) -> Automaton:
         parsed = greenery.parse(pattern)
     except Exception as error:  # its parser has a class of its own that it does not export
         raise UserError(f"{pattern!r} is no regular expression that is understood: {error}") from None
-    machine = parsed.to_fsm().reduce()
-    if len(machine.states) > MOST_STATES:
-        raise UserError(f"regular expression {pattern!r} needs {len(machine.states):,} states, at most {MOST_STATES:,}")
-    letters = list(machine.alphabet)
-    states = [machine.initial, *(state for state in machine.states if state != machine.initial)]
-    number = {state: index for index, state in enumerate(states)}
-    moves = np.array([[number[machine.map[state][kind]] for kind in letters] for state in states])
-    accepting = np.array([state in machine.finals for state in states])
+    places = _Places()
+    try:
+        end = places.of_pattern(parsed, places.new())
+        moves, accepting, kinds = places.determinised(end)
+    except UserError:
+        raise UserError(f"regular expression {pattern!r} needs more than {MOST_STATES:,} states") from None
 
     def kind_of(letter: str) -> int:
-        return next(kind for kind, some in enumerate(letters) if some.accepts(letter))
+        return next(number for number, some in enumerate(kinds) if some.accepts(letter))
 
     return lifted(moves, accepting, kind_of, pieces)
+
+
+class _Places:
+    """An expression written out: places in it, the characters that lead from one to another, and silent ways between.
+
+    Thompson's construction, which is as large as the expression; sets of its places are the states of an automaton.
+    """
+
+    def __init__(self) -> None:
+        self._moves: list[list[tuple[Charclass, int]]] = []
+        self._silent: list[set[int]] = []
+
+    def new(self) -> int:
+        """Return another place.
+
+        Raises:
+            UserError: there are too many.
+        """
+        if len(self._moves) == _MOST_PLACES:
+            raise UserError(f"more than {_MOST_PLACES:,} places")
+        self._moves.append([])
+        self._silent.append(set())
+        return len(self._moves) - 1
+
+    def of_pattern(self, pattern: Pattern, start: int) -> int:
+        """Write alternatives out and return the place behind them."""
+        end = self.new()
+        for alternative in pattern.concs:
+            place = start
+            for part in alternative.mults:
+                place = self._repeated(part, place)
+            self._silent[place].add(end)
+        return end
+
+    def _repeated(self, part: Mult, start: int) -> int:
+        least, most = part.multiplier.min.v, part.multiplier.max.v
+        for _ in range(least or 0):
+            start = self._once(part.multiplicand, start)
+        end = self.new()
+        if most is None:
+            again = self.new()
+            self._silent[start].add(again)
+            self._silent[self._once(part.multiplicand, again)].add(again)
+            self._silent[again].add(end)
+            return end
+        for _ in range(most - (least or 0)):
+            self._silent[start].add(end)
+            start = self._once(part.multiplicand, start)
+        self._silent[start].add(end)
+        return end
+
+    def _once(self, what: Charclass | Pattern, start: int) -> int:
+        if isinstance(what, Pattern):
+            return self.of_pattern(what, start)
+        end = self.new()
+        self._moves[start].append((what, end))
+        return end
+
+    def determinised(self, end: int) -> tuple[np.ndarray, np.ndarray, list[Charclass]]:
+        """Return moves (states, kinds), accepting (states,) and the kinds of characters; state 0 is the start."""
+        classes = list({letters for moves in self._moves for letters, _ in moves} | {~Charclass(())})
+        parts = repartition(classes)  # every character is in one of them, and those of one are alike
+        kinds = list(dict.fromkeys(kind for some in parts.values() for kind in some))
+        reached: list[dict[Charclass, list[int]]] = [{} for _ in self._moves]
+        for place, ways in enumerate(self._moves):
+            for letters, after in ways:
+                for kind in parts[letters]:
+                    reached[place].setdefault(kind, []).extend(self._silently(after))
+        moves, accepting = determinised(
+            self._silently(0), lambda place, kind: reached[place].get(kind, ()), lambda place: place == end, kinds
+        )
+        return moves, accepting, kinds
+
+    def _silently(self, place: int) -> frozenset[int]:
+        """Return the places where one is without another character."""
+        met, left = {place}, [place]
+        while left:
+            new = self._silent[left.pop()] - met
+            met |= new
+            left += new
+        return frozenset(met)
 
 
 def lifted(moves: np.ndarray, accepting: np.ndarray, kind_of: Callable[[str], int], pieces: Pieces) -> Automaton:

@@ -202,9 +202,12 @@ class Backbone(nn.Module):
         The decoder is tied to the word embeddings already, so that the head begins as "the tokens
         like this state, weighted by how common they are".
         """
-        frequency = torch.from_numpy((unigram_counts + 1) / (unigram_counts.sum() + len(unigram_counts)))
         transform = self.lm.get_submodule(self._family.transform)
         decoder = self.lm.get_output_embeddings()
+        # a vocabulary may be padded to a round number; one of another tokenizer is refused by who knows both
+        counts = np.zeros(decoder.out_features)
+        counts[: len(unigram_counts)] = unigram_counts[: len(counts)]
+        frequency = torch.from_numpy((counts + 1) / (counts.sum() + len(counts)))
         with torch.no_grad():
             if transform.in_features == transform.out_features:
                 transform.weight.copy_(torch.eye(transform.in_features))

@@ -16,6 +16,8 @@ from condenser.options import PretrainOptions, is_given
 from condenser.training.steps import Step
 from condenser.weights import has_tokenizer
 
+_POSITIONS = 512
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -107,6 +109,11 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, init: str, d
 def span_length(options: PretrainOptions, store: TokenStore) -> int:
     """Return how many tokens a span may have, CLS and SEP included."""
     return options.max_length or int(store.manifest["facts"]["max_length"])
+
+
+def new_positions(options: PretrainOptions, store: TokenStore) -> int:
+    """Return how many positions a new model has: ``--max_length``, or BERT's 512, more for longer spans."""
+    return options.max_length or max(_POSITIONS, span_length(options, store))
 
 
 def check_length(length: int, config: Any, data: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +16,12 @@ from condenser.corpus.batches import PretrainBatch
 from condenser.corpus.corruption import MaskingPolicy, masking_policy
 from condenser.corpus.tokens import TokenStore
 from condenser.errors import UserError
+from condenser.hub import local_folder
 from condenser.models.backbone import Backbone, load_backbone
 from condenser.models.cloze import tower_config, tower_of
 from condenser.models.discriminator import load_discriminator, new_discriminator
 from condenser.models.electra import GENERATOR_FOLDER, ElectraPair
-from condenser.objectives.base import Start, check_length, check_vocabulary, span_length, token_id
+from condenser.objectives.base import Start, check_length, check_vocabulary, new_positions, span_length, token_id
 from condenser.options import PretrainOptions
 from condenser.talk import say, warn
 from condenser.training.steps import Step, accumulate, share_of
@@ -85,7 +85,7 @@ def start_electra(options: PretrainOptions, store: TokenStore, tokenizer: PreTra
     new: list[nn.Parameter] = []
     if options.init is None:
         size, pad_id = str(options.model_size), token_id(tokenizer, "pad")
-        discriminator: Any = new_discriminator(size, len(tokenizer), options.max_length or 512, pad_id)
+        discriminator: Any = new_discriminator(size, len(tokenizer), new_positions(options, store), pad_id)
     else:
         discriminator, new = load_discriminator(options.init)
         check_vocabulary(tokenizer, discriminator.config.vocab_size, options.init, options.data)
@@ -113,9 +113,9 @@ def _generator(
 ) -> tuple[Backbone, list[nn.Parameter]]:
     """Return the generator, and its parameters that are fresh; what it will share is among them still."""
     name = options.init_generator
-    beside = Path(options.init or "") / GENERATOR_FOLDER
+    beside = None if options.init is None else local_folder(options.init) / GENERATOR_FOLDER
     sizes = [one for one in ("size", "hidden", "layers") if getattr(options, f"generator_{one}") is not None]
-    if name is None and options.init is not None and beside.is_dir() and not sizes:
+    if name is None and beside is not None and beside.is_dir() and not sizes:
         name = str(beside)
         say(f"{name}: taken for the generator")
     if name is None:

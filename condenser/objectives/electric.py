@@ -17,7 +17,7 @@ from condenser.hub import local_folder
 from condenser.models.cloze import TwoTowerCloze, tower_config
 from condenser.models.discriminator import load_discriminator, new_discriminator
 from condenser.models.electric import ElectricModel, has_noise, load_noise
-from condenser.objectives.base import Start, check_vocabulary, token_id
+from condenser.objectives.base import Start, check_vocabulary, new_positions, token_id
 from condenser.options import PretrainOptions
 from condenser.talk import say
 from condenser.training.steps import Step, accumulate, share_of
@@ -46,8 +46,8 @@ def start_electric(options: PretrainOptions, store: TokenStore, tokenizer: PreTr
         UserError: weights that are not of the ELECTRA or the BERT family, or a damaged noise model.
     """
     if options.init is None:
-        length = options.max_length or 512
-        energy = new_discriminator(str(options.model_size), len(tokenizer), length, token_id(tokenizer, "pad"))
+        positions = new_positions(options, store)
+        energy = new_discriminator(str(options.model_size), len(tokenizer), positions, token_id(tokenizer, "pad"))
         noise = _new_noise(energy, options)
         return Start(_model(energy, noise, options), [], energy.config)
     energy, new = load_discriminator(options.init)

@@ -15,10 +15,11 @@ from condenser.corpus.batches import PretrainBatch
 from condenser.corpus.corruption import IGNORED, MaskingPolicy, masking_policy
 from condenser.corpus.tokens import TokenStore
 from condenser.errors import UserError
+from condenser.hub import local_folder
 from condenser.models.backbone import Backbone, load_backbone, new_backbone
 from condenser.models.condenser import SETTINGS_FILE, CondenserModel, read_settings
 from condenser.models.electra import draw_tokens
-from condenser.objectives.base import Start, check_length, check_vocabulary, span_length, token_id
+from condenser.objectives.base import Start, check_length, check_vocabulary, new_positions, span_length, token_id
 from condenser.options import PretrainOptions
 from condenser.talk import say, warn
 from condenser.training.contrastive import span_contrastive_loss
@@ -149,8 +150,8 @@ def start_condenser(options: PretrainOptions, store: TokenStore, tokenizer: PreT
 
 def _start(options: PretrainOptions, store: TokenStore, tokenizer: PreTrainedTokenizerBase, *, has_head: bool) -> Start:
     if options.init is None:
-        length = options.max_length or 512
-        backbone = new_backbone(str(options.model_size), len(tokenizer), length, token_id(tokenizer, "pad"))
+        positions = new_positions(options, store)
+        backbone = new_backbone(str(options.model_size), len(tokenizer), positions, token_id(tokenizer, "pad"))
         fresh_vocabulary_head = False
     else:
         counts = store.unigram_counts(len(tokenizer))
@@ -186,9 +187,8 @@ def _announce_new_head(options: PretrainOptions, model: CondenserModel) -> None:
 
 
 def _head_folder(options: PretrainOptions) -> Path | None:
-    if options.init is not None and (Path(options.init) / SETTINGS_FILE).is_file():
-        return Path(options.init)
-    return None
+    folder = None if options.init is None else local_folder(options.init)
+    return folder if folder is not None and (folder / SETTINGS_FILE).is_file() else None
 
 
 def _first(*values: Any) -> Any:

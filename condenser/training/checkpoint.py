@@ -63,8 +63,11 @@ def save_checkpoint(
     shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step, passed over on resume
     seal_folder(draft, final, {"kind": "checkpoint"})
     fault_point("checkpoint-sealed")
-    for old in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
+    found = sorted(folder.glob("step-*"))
+    place = found.index(final)
+    # later ones are damaged and were passed over on resume: they must not count as kept
+    for other in (*found[: max(0, place + 1 - keep)], *found[place + 1 :]):
+        shutil.rmtree(other)
 
 
 def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:

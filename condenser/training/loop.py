@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import orjson
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -100,6 +101,9 @@ def start_accelerator(settings: LoopSettings) -> Accelerator:
             f"--mixed_precision {asked} needs a GPU; on this CPU it is many times slower than float32",
             hint="use --mixed_precision no",
         )
+    if PartialState._shared_state and PartialState().num_processes == 1:
+        # What the library keeps for the whole Python process is that of an earlier stage in it.
+        AcceleratorState._reset_state(reset_partial_state=True)
     trackers = tracker_settings(settings.tracker, settings.output)
     patience = InitProcessGroupKwargs(timeout=_LONGEST_WAIT)
     accelerator = Accelerator(
@@ -174,6 +178,7 @@ def train(
         batch_size=None,
         sampler=range(state["step"], settings.max_steps),
         num_workers=settings.workers,
+        worker_init_fn=_leave_signals_to_the_parent,
         generator=torch.Generator(),  # without one, the loader draws from the state that dropout is replayed from
     )
     wrapped.train()
@@ -190,7 +195,8 @@ def train(
             norm = float(accelerator.clip_grad_norm_(wrapped.parameters(), settings.max_grad_norm))
             sound = math.isfinite(norm)
             if sound or accelerator.scaler is not None:  # the scaler skips the step itself, and learns from it
-                prepared.step()
+                with _explained_memory(step):  # the first one makes room for AdamW's moments
+                    prepared.step()
             state["bad_steps"] = 0 if sound else state["bad_steps"] + 1
             if not sound:
                 warn(f"step {step + 1}: gradient norm is {norm} ({_in_words(losses)}); the step is not applied")
@@ -281,6 +287,12 @@ def _diverged(
         workspace.path,
         f"lower --learning_rate, or look at the examples in {file.name}",
     )
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Let a loader process live through a signal to all its group: it ends with its parent, which saves first."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

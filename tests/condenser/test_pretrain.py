@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import time
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from condenser.corpus.spans import build_spans
 from condenser.errors import RunFailed, UserError
+from condenser.manifest import fingerprint
 from condenser.options import PretrainOptions, SpansOptions
 from condenser.pretrain import pretrain
 from tests.command import run, start
@@ -105,6 +107,28 @@ def test_cocondenser_goes_on_from_the_condenser_head(store: str, tiny_bert: Path
         pretrain(options_for(store, tmp_path / "c", first, skip_from=1))
 
 
+def test_a_start_in_the_home_folder_has_its_head_too(
+    store: str, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the shell leaves ``--init=~/a`` as it is."""
+    pretrain(options_for(store, tmp_path / "a", tiny_bert, max_steps=1))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    capsys.readouterr()
+    folder = pretrain(options_for(store, tmp_path / "b", Path("~/a"), objective="cocondenser", max_steps=1))
+    assert "no Condenser head" not in capsys.readouterr().err
+    assert json.loads((folder / "manifest.json").read_text())["inputs"]["init"] == fingerprint(tmp_path / "a")
+
+
+def test_a_warm_up_without_anything_new_is_none(
+    store: str, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = pretrain(options_for(store, tmp_path / "a", tiny_bert, max_steps=1))
+    second = pretrain(options_for(store, tmp_path / "b", first, max_steps=2, head_warmup_steps=2))
+    assert "nothing is new in these weights" in capsys.readouterr().err
+    before, after = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
 def test_equal_commands_give_equal_bytes(store: str, tiny_bert: Path, tmp_path: Path) -> None:
     folders = [pretrain(options_for(store, tmp_path / name, tiny_bert, workers=w)) for name, w in (("a", 0), ("b", 2))]
     files = [sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()) for folder in folders]
@@ -144,13 +168,15 @@ def test_a_run_killed_anywhere_goes_on_to_the_same_bytes(straight: PretrainOptio
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_same_command_goes_on(store: str, tiny_bert: Path, tmp_path: Path) -> None:
-    options = options_for(store, tmp_path / "out", tiny_bert, max_steps=4000, save_every=100_000)
-    process = start("pretrain", options)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_sigterm_saves_and_the_same_command_goes_on(store: str, tiny_bert: Path, tmp_path: Path, workers: int) -> None:
+    """To all processes of the run, as a scheduler sends it."""
+    options = options_for(store, tmp_path / "out", tiny_bert, max_steps=4000, save_every=100_000, workers=workers)
+    process = start("pretrain", options, group=True)
     log = tmp_path / "out.partial" / "log.jsonl"
     while process.poll() is None and not (log.exists() and log.stat().st_size):
         time.sleep(0.01)
-    process.terminate()
+    os.killpg(process.pid, signal.SIGTERM)
     _, said = process.communicate()
     assert process.returncode == 143
     assert b"the same command goes on from there" in said
@@ -357,3 +383,32 @@ def test_weights_without_a_masked_lm_head_start_one(
     assert moved == set(), "the encoder stands still while the head warms up"
     bias = after["cls.predictions.bias"]
     assert bias.argmax() != bias.argmin() and bias.max() > -4 > bias.min(), "log unigram frequencies"
+
+
+def test_a_vocabulary_may_be_padded_and_not_be_too_small(store: str, tiny_bert: Path, tmp_path: Path) -> None:
+    for more in (3, -3):
+        model = AutoModel.from_pretrained(tiny_bert, add_pooling_layer=False)
+        model.resize_token_embeddings(model.config.vocab_size + more, mean_resizing=False)
+        bare = tmp_path / f"bare{more}"
+        model.save_pretrained(bare)
+        AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(bare)
+        options = options_for(store, tmp_path / f"out{more}", bare, objective="mlm", max_steps=1)
+        if more > 0:
+            pretrain(options)
+            continue
+        with pytest.raises(UserError, match="entries"):
+            pretrain(options)
+
+
+def test_a_new_model_has_room_for_longer_spans_than_bert(tiny_bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n".join([" ".join(SENTENCES * 60)] * 4))
+    options = SpansOptions(
+        input=[str(tmp_path / "a.txt")], tokenizer=str(tiny_bert), max_length=600, output=str(tmp_path / "s")
+    )
+    folder = pretrain(
+        PretrainOptions(
+            data=str(build_spans(options)), model_size="tiny", objective="mlm", max_steps=1, batch_size=2,
+            output=str(tmp_path / "out"),
+        )
+    )  # fmt: skip
+    assert AutoModel.from_pretrained(folder, add_pooling_layer=False).config.max_position_embeddings == 600

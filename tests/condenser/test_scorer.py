@@ -130,7 +130,10 @@ def test_what_is_too_long_loses_its_end_and_a_pair_its_passages(electric_folder:
     assert short.given.cut
     np.testing.assert_allclose(short.given.values, expected.given.values, rtol=1e-5)
     over = scorer.gain(["a passage"], [long])[0]  # nothing of the passage is left
-    assert len(over.given.values) == 5
+    assert over.given.cut and over.alone.cut and len(over.given.values) == len(over.alone.values) == 5
+    assert over.given.token_ids == over.alone.token_ids
+    with pytest.raises(UserError, match="max_length is 3, expected 4 or more"):
+        Scorer.load(electric_folder, max_length=3).gain(["cat"], ["dog"])
 
 
 def test_what_cannot_score_is_refused(electric_folder: Path, tiny_bert: Path, tmp_path: Path) -> None:

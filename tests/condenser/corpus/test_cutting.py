@@ -181,15 +181,17 @@ def test_a_query_and_its_passage_are_one_span(tiny_bert: Path) -> None:
         cut(tiny_bert, [pair])
 
 
+@pytest.mark.parametrize("kind", ["tiny_bert", "byte_level_bpe"])
 def test_long_texts_are_tokenized_in_pieces_to_the_same_tokens(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = text_of(TEXT * 20)
-    whole = cut(tiny_bert, [document])
+    tokenizer = request.getfixturevalue(kind)
+    document = text_of(" ".join([TEXT.replace("\n", " ").replace("!  ", "! ")] * 20))
+    whole = cut(tokenizer, [document])
     monkeypatch.setattr(cutting, "_PIECE", 70)
-    assert cut(tiny_bert, [document]) == whole
+    assert cut(tokenizer, [document]) == whole
     blanks = text_of("x" * 500)
-    assert sum(len(span.replace(" ", "")) for span in cut(tiny_bert, [blanks], min_tokens=1)[0][0]) >= 7
+    assert sum(len(span.replace(" ", "")) for span in cut(tokenizer, [blanks], min_tokens=1)[0][0]) >= 7
 
 
 def test_short_spans_depend_on_seed_and_document_number_alone(tiny_bert: Path) -> None:

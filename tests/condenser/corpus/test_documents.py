@@ -49,8 +49,8 @@ def test_query_and_passage_are_a_pair_unless_a_text_stands_beside_them(tmp_path:
     pair = {"query": "what sings", "passage": "the cat"}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n" + json.dumps(pair | {"text": "one"}) + "\n")
     assert list(read_documents([tmp_path / "pairs.jsonl"], pairs=True)) == [
-        Document(f"{tmp_path}/pairs.jsonl:1", "", ("what sings", "the cat"), is_cut=False, is_pair=True),
-        Document(f"{tmp_path}/pairs.jsonl:2", "", ("one",), is_cut=False),
+        Document("pairs.jsonl:1", "", ("what sings", "the cat"), is_cut=False, is_pair=True),
+        Document("pairs.jsonl:2", "", ("one",), is_cut=False),
     ]
     with pytest.raises(UserError, match=r"pairs\.jsonl:1: record has neither text nor spans \(found: query, passage\)"):
         list(read_documents([tmp_path / "pairs.jsonl"]))
@@ -92,7 +92,7 @@ def test_a_column_of_another_name_and_rows_without_ids(tmp_path: Path) -> None:
     file = tmp_path / "body.csv"
     file.write_text("body\nfirst\nsecond\n")
     assert dataset(file, column="body") == [
-        Document(f"{file}[train]:{number}", "", (text,), False) for number, text in enumerate(("first", "second"))
+        Document(f"body.csv[train]:{number}", "", (text,), False) for number, text in enumerate(("first", "second"))
     ]
 
 
@@ -127,3 +127,12 @@ def test_a_damaged_data_file_is_one_line(tmp_path: Path, content: bytes) -> None
     (tmp_path / "a.jsonl.gz").write_bytes(content)
     with pytest.raises(UserError, match=r"a\.jsonl\.gz: cannot read split 'train' of this data set"):
         dataset(tmp_path / "a.jsonl.gz")
+
+
+def test_what_a_document_without_an_id_is_called_does_not_depend_on_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    monkeypatch.chdir(tmp_path)
+    found = [next(read_documents([name])).id for name in ("a.jsonl", str(tmp_path / "a.jsonl"))]
+    assert found == ["a.jsonl:1", "a.jsonl:1"]

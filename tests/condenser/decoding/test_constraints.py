@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,10 @@ PATTERNS = [
     ".{3,5}",
     "[^ ]* [^ ]*",
     r"\.",
+    "(a*)*|x",
+    "(the )?(a |pain){1,2}",
+    "(t|th|the){2,}",
+    "a{0}the",
 ]
 
 
@@ -190,6 +196,8 @@ def test_not_means_however_it_is_spelt(expression: str, pieces_by_kind: dict[str
         ("not " * 60 + "any:gout", "at most 50"),
         ("regex:(a", "no regular expression"),
         ("regex:^gout", "anchor"),
+        ("regex:.*a.{20}", r"'\.\*a\.\{20\}' needs more than 4,096 states"),
+        ("regex:a{100000}", "needs more than 4,096 states"),
         ("words:日本", "does not know"),
         ('words:" "', "holds no text"),
         ("__import__('os')", "character 1"),
@@ -220,3 +228,26 @@ def test_places_that_a_vocabulary_keeps_free_are_no_text(tmp_path: Path) -> None
     )
     pieces = pieces_of(BertTokenizer(str(tmp_path / "vocab.txt")))
     assert pieces.texts == ["", "", "", "", "", "", " unused"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "states"), [(r"(how|what|why) .{1,40}\?", 100), (".{0,200}", 210), (r"[a-z ]{5,80}\?", 100)]
+)
+def test_ordinary_repetitions_are_written_out_at_once(
+    pattern: str, states: int, pieces_by_kind: dict[str, Pieces]
+) -> None:
+    began = time.process_time()
+    assert matching(pattern, pieces_by_kind["wordpiece"]).states <= states
+    assert time.process_time() - began < 20  # not minutes
+
+
+def test_tokens_that_were_added_to_a_byte_level_vocabulary_are_text(pieces_by_kind: dict[str, Pieces]) -> None:
+    tokenizer = copy.deepcopy(pieces_by_kind["bpe"].tokenizer)
+    tokenizer.add_tokens(["  ", "日本"])
+    pieces = pieces_of(tokenizer)
+    for text in ("  ", "日本"):
+        assert (
+            pieces.texts[tokenizer.convert_tokens_to_ids(text)]
+            == text
+            == tokenizer.decode(tokenizer.convert_tokens_to_ids([text]))
+        )

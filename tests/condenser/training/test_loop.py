@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from condenser.artifacts import Workspace
 from condenser.errors import RunFailed, UserError
 from condenser.training import loop
+from condenser.training.checkpoint import save_checkpoint
 from condenser.training.loop import LoopSettings, start_accelerator, train
 from condenser.training.steps import accumulate
 
@@ -171,3 +172,19 @@ def test_half_precision_is_no_choice_on_a_cpu_that_is_slow_at_it(
     monkeypatch.setattr("condenser.training.loop.cpu_multiplies_bfloat16", lambda: False)
     with pytest.raises(UserError, match=f"--mixed_precision {precision} needs a GPU; .*use --mixed_precision no"):
         start_accelerator(replace(SETTINGS, mixed_precision=precision))
+
+
+def test_a_later_stage_of_a_process_has_the_precision_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("condenser.training.loop.cpu_multiplies_bfloat16", lambda: True)
+    for precision in ("no", "bf16", "no"):
+        assert start_accelerator(replace(SETTINGS, mixed_precision=precision)).mixed_precision == precision
+
+
+def test_a_damaged_checkpoint_that_was_passed_over_does_not_take_the_place_of_a_sound_one(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in (2, 4, 6):
+        save_checkpoint(tmp_path, step, model, optimizer, {}, {"step": step}, keep=2)
+    (tmp_path / "step-00000006" / "model.safetensors").write_bytes(b"")
+    save_checkpoint(tmp_path, 5, model, optimizer, {}, {"step": 5}, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
