@@ -6,15 +6,18 @@ answer at once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import io
 import os
 import shutil
+import signal
 import sys
+import threading
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,16 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status.
 
     0 done, 1 internal error (with a traceback) or a disk that is full or refuses (one line), 2 bad input or
-    options (one line), 130 Ctrl-C, 141 nobody reads the output any more, 143 stopped by SIGTERM after saving.
+    options (one line), 130 Ctrl-C, 141 nobody reads the output any more, 143 stopped by SIGTERM.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # the same bytes under any locale
     try:
-        return _run(words)
+        with _ended_by_sigterm():
+            return _run(words)
     except UserError as error:
         print(f"condenser: error: {error}", file=sys.stderr)
         return error.exit_status
+    except _TerminatedError:
+        print("condenser: terminated; run the same command again to go on", file=sys.stderr)
+        return 143
     except KeyboardInterrupt:
         print("condenser: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
@@ -57,6 +64,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = f"{error.filename}: " if error.filename else ""
         print(f"condenser: error: {place}{error.strerror}{_free_space(error)}", file=sys.stderr)
         return 1
+
+
+class _TerminatedError(KeyboardInterrupt):
+    """SIGTERM, which is to be cleared up after as Ctrl-C is; training saves first, and ends by itself."""
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # others cannot
+        yield
+        return
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise _TerminatedError
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _free_space(error: OSError) -> str:

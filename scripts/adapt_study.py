@@ -171,6 +171,7 @@ def measure(arm: str, given: argparse.Namespace, seed: int) -> dict[str, Any]:
         "labelled": Path(given.labelled).name,
         "start_files": identity(given.init),
         "settings": settings_of(given),
+        **({"electric_files": identity(given.electric)} if given.electric and WRITTEN.get(arm, {}).get("gain") else {}),
         "queries": queries,
         # stages that other cells had made before are not in it
         "cpu_seconds": round(seconds, 1),

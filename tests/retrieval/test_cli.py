@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -14,6 +16,7 @@ import pytest
 
 from condenser.errors import UserError
 from condenser.options import Objective
+from retrieval import cli
 from retrieval.cli import main, parse_options
 from retrieval.options import FinetuneOptions
 from retrieval.verbs import VERBS, load
@@ -235,3 +238,16 @@ def test_output_is_utf8_under_any_locale(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "naïve\n".encode())
+
+
+def test_sigterm_ends_any_verb_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(cli, "load", lambda place: load(place) if "Options" in place else lambda options: kill())
+
+    def kill() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    assert main(["data"]) == 143
+    assert capsys.readouterr().err == "condenser: terminated; run the same command again to go on\n"
+    assert signal.getsignal(signal.SIGTERM) is before
