@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -187,7 +186,7 @@ class Encoder(nn.Module):
     def facts(self) -> dict[str, Any]:
         """Return what an artifact made with this encoder records, for the next stage to compare."""
         return {
-            "encoder": os.path.abspath(str(self.source)),
+            "encoder": str(self.source),
             "encoder_fingerprint": self.fingerprint(),
             "tokenizer": self.tokenizer_fingerprint(),
             "pooling": self.config.pooling,

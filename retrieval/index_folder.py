@@ -173,7 +173,8 @@ def recorded_encoder(facts: Mapping[str, Any], index: str | Path) -> str:
     if not isinstance(encoder, str):
         raise UserError("does not say which encoder made it", index, "give --encoder")
     if not Path(encoder).is_dir():
-        raise UserError(f"the encoder that made this index is not at {encoder}", index, "give --encoder")
+        place = os.path.abspath(encoder)
+        raise UserError(f"the encoder that made this index is not at {place}", index, "give --encoder")
     return encoder
 
 

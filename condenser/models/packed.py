@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import GELUActivation
 
+from condenser.models.half import cpu_multiplies_bfloat16
 from condenser.models.int8 import Int8Linear, scaled_rows
 
 __all__ = ["PackedForward", "Rows", "packed_forward_of"]
@@ -23,7 +24,8 @@ Linear = Callable[[Any], Tensor]
 # oneDNN keeps its last 1,024 compiled products, one for each number of rows it met: hundreds of megabytes. On a CPU
 # the rows are filled up to a multiple of this, so that few numbers come.
 _ROW_STEP = 32
-_ONEDNN_TYPES = (torch.float32, torch.bfloat16)
+# Its products of bfloat16 want instructions for them.
+_ONEDNN_TYPES = (torch.float32, *((torch.bfloat16,) if cpu_multiplies_bfloat16() else ()))
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def test_texts_of_every_kind_of_file(
         plain.write("the cat sing to the bird\n\na king of war\n")
     by_table = lines_of(score(options_for(table, electric_folder, tmp_path / "b.scores")))
     by_plain = lines_of(score(options_for(tmp_path / "c.txt.gz", electric_folder, tmp_path / "c.scores")))
-    assert by_table[1] == lines[0] | {"_id": "y"}
+    close = {name: pytest.approx(value, rel=1e-5) for name, value in lines[0].items() if name != "_id"}
+    assert by_table[1] == close | {"_id": "y"}
     assert [line["pll"] for line in by_plain] == [pytest.approx(expected[n].pll, rel=1e-5) for n in (1, 3)]
     assert [line["_id"] for line in by_plain] == ["c.txt.gz:1", "c.txt.gz:3"]
 
