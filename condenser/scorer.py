@@ -164,12 +164,11 @@ class Scorer:
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """Return the score of each text; one that is too long is scored as far as it fits."""
-        room = self.max_length - 2
-        rows = []
-        for ids in self._tokenize(texts):
-            kept = ids[:room]
-            rows.append(_Row([self._cls, *kept, self._sep], 1, 1 + len(kept), len(kept) < len(ids)))
-        return self._scores(rows)
+        return self._scores([self._alone(ids, self.max_length - 2) for ids in self._tokenize(texts)])
+
+    def _alone(self, ids: list[int], room: int) -> _Row:
+        kept = ids[:room]
+        return _Row([self._cls, *kept, self._sep], 1, 1 + len(kept), len(kept) < len(ids))
 
     def gain(
         self, passages: Sequence[str], queries: Sequence[str], *, passage_max_length: int | None = None
@@ -194,7 +193,7 @@ class Scorer:
         rows, alone = [], []
         for passage, query in zip(self._tokenize(passages), self._tokenize(queries), strict=True):
             asked = query[: self.max_length - 3]
-            alone.append(_Row([self._cls, *asked, self._sep], 1, 1 + len(asked), len(asked) < len(query)))
+            alone.append(self._alone(query, len(asked)))
             told = passage[: self.max_length - 3 - len(asked)][:passage_max_length]
             cut = len(told) + len(asked) < len(passage) + len(query)
             rows.append(_Row([self._cls, *asked, self._sep, *told, self._sep], 1, 1 + len(asked), cut))

@@ -133,11 +133,12 @@ def read_dataset(name: str, *, config: str | None, split: str, column: str) -> I
         UserError: no such data set, split or column, damaged files, or no row in it.
     """
     number = -1
+    called = Path(name).name if Path(name).exists() else name
     try:
         for number, row in enumerate(_open_dataset(name, config, split)):
             where = f"[{split}]:{number}"
-            nameless = f"{Path(name).name if Path(name).exists() else name}{where}"
-            yield _from_record(row, f"{name}{where}", nameless, (column,), "choose the text with --dataset_column")
+            hint = "choose the text with --dataset_column"
+            yield _from_record(row, f"{name}{where}", f"{called}{where}", (column,), hint)
     except UserError:
         raise
     except Exception as error:  # what the library raises over a damaged file depends on the file's kind

@@ -82,8 +82,8 @@ class _Places:
         return end
 
     def _repeated(self, part: Mult, start: int) -> int:
-        least, most = part.multiplier.min.v, part.multiplier.max.v
-        for _ in range(least or 0):
+        least, most = part.multiplier.min.v or 0, part.multiplier.max.v
+        for _ in range(least):
             start = self._once(part.multiplicand, start)
         end = self.new()
         if most is None:
@@ -92,7 +92,7 @@ class _Places:
             self._silent[self._once(part.multiplicand, again)].add(again)
             self._silent[again].add(end)
             return end
-        for _ in range(most - (least or 0)):
+        for _ in range(most - least):
             self._silent[start].add(end)
             start = self._once(part.multiplicand, start)
         self._silent[start].add(end)
@@ -113,8 +113,9 @@ class _Places:
         reached: list[dict[Charclass, list[int]]] = [{} for _ in self._moves]
         for place, ways in enumerate(self._moves):
             for letters, after in ways:
+                behind = self._silently(after)
                 for kind in parts[letters]:
-                    reached[place].setdefault(kind, []).extend(self._silently(after))
+                    reached[place].setdefault(kind, []).extend(behind)
         moves, accepting = determinised(
             self._silently(0), lambda place, kind: reached[place].get(kind, ()), lambda place: place == end, kinds
         )

@@ -16,10 +16,10 @@ from condenser.options import PretrainOptions, is_given
 from condenser.training.steps import Step
 from condenser.weights import has_tokenizer
 
-_POSITIONS = 512
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_POSITIONS = 512
 
 
 class Start(NamedTuple):

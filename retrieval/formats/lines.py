@@ -160,7 +160,7 @@ def _text_line(fields: Fields, where: str) -> TrainingLine:
     pair = None
     if scores and len(positives) + len(candidates) == 1 and not negatives:
         only = (positives or candidates)[0]
-        pair = ScoredPair(query.text, f"{only.title} {only.text}".strip(), scores[0][1])
+        pair = ScoredPair(query.text, only.whole.strip(), scores[0][1])
     passages = (*positives, *negatives, *candidates)
     return TrainingLine(query, _ids(positives), _ids(negatives), _ids(candidates), passages, scores, pair)
 
