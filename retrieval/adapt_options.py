@@ -84,13 +84,13 @@ class Amounts:
     """
 
     condenser: int = 40
-    cocondenser: int = 240
+    cocondenser: int = 90
     source: int = 40
-    writer: int = 1500
-    electric: int = 150
+    writer: int = 1000
+    electric: int = 100
     cross_encoder: int = 60
-    passages: int = 2000
-    target: int = 100
+    passages: int = 1500
+    target: int = 140
 
     @classmethod
     def within(cls, minutes: float) -> Self:

@@ -187,6 +187,7 @@ def new_writer(options: TrainWriterOptions) -> QueryWriter:
     )
     settings = WriterSettings(
         attention=options.attention,
+        copying=options.copying,
         passage_prompt=config.passage_prompt,
         passage_template=config.passage_template,
         passage_max_length=config.passage_max_length,

@@ -21,6 +21,7 @@ class TrainWriterOptions(Options):
     dev_split: Split = option("dev", "judgements to choose the best checkpoint on, where there are any")
     output: str = output("folder to write: encoder, network and tokenizer")
     attention: bool = option(True, "each step also looks at the states of the passage's tokens, not at its CLS alone")
+    copying: bool = option(True, "a token may also be copied from the passage: so rare words come into a query")
     train_encoder: bool = option(False, "train the encoder too; lower --learning_rate with it")
     cell: Cell = option("lstm", "kind of recurrent layer")
     hidden_size: int | None = option(

@@ -24,8 +24,7 @@ def any_phrase(phrases: Sequence[str], pieces: Pieces) -> Automaton:
     """
     ways = [way for phrase in phrases for way in pieces.cuts(phrase)]
     own = sorted({token for way in ways for token in way})
-    begins = np.array([bool(text) and in_word(text[0]) for text in pieces.texts])
-    ends = np.array([bool(text) and in_word(text[-1]) for text in pieces.texts])
+    begins, ends = pieces.begins_in_word, pieces.ends_in_word
     # the tokens of the phrases are a class each; of all others only how they begin and end counts
     kinds = 2 * pieces.goes_on + ends
     symbols = [_Symbol(token, bool(begins[token]), bool(pieces.goes_on[token]), bool(ends[token])) for token in own]

@@ -6,6 +6,7 @@ import json
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,10 +40,22 @@ class Pieces:
     tokenizer: PreTrainedTokenizerBase
     _engine: Any = field(repr=False)
 
-    @property
+    # Every automaton asks for these, and there may be one for each query.
+
+    @cached_property
     def ordinary(self) -> np.ndarray:
         """Whether a token is text (vocabulary,), bool."""
         return np.array([bool(text) for text in self.texts])
+
+    @cached_property
+    def begins_in_word(self) -> np.ndarray:
+        """Whether a token's first character is one of a word's (vocabulary,), bool."""
+        return np.array([bool(text) and in_word(text[0]) for text in self.texts])
+
+    @cached_property
+    def ends_in_word(self) -> np.ndarray:
+        """Whether a token's last character is one of a word's (vocabulary,), bool."""
+        return np.array([bool(text) and in_word(text[-1]) for text in self.texts])
 
     def join(self, tokens: Iterable[int]) -> str:
         """Return the text of these tokens."""

@@ -128,17 +128,20 @@ class LanguageModel(nn.Module):
         return at_least_float32(self.output(features)).log_softmax(-1)
 
     def loss(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Sum the cross-entropy over the targets (rows, length) that are asked for, in nats.
+        """Sum the cross-entropy over the targets (rows, length) that are asked for, in nats."""
+        asked = targets != IGNORED
+        return self.cross_entropies(features[asked], targets[asked]).sum()
+
+    def cross_entropies(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Return minus the log-probability (n,), in nats, of each target (n,) by its features (n, width).
 
         With a large vocabulary scores are computed again in the backward pass, so that only some are held at a time.
         """
-        asked = targets != IGNORED
-        features, targets = features[asked], targets[asked]
         at_once = max(1, _LOGITS_AT_ONCE // self.network.vocabulary_size)
         if len(targets) <= at_once:
-            return self._loss(features, targets)
+            return self._cross_entropies(features, targets)
         parts = zip(features.split(at_once), targets.split(at_once), strict=True)
-        return torch.stack([checkpoint(self._loss, *part, use_reentrant=False) for part in parts]).sum()
+        return torch.cat([checkpoint(self._cross_entropies, *part, use_reentrant=False) for part in parts])
 
     def save(self, folder: Path) -> None:
         """Write weights and shape into a folder, made if need be; a tokenizer beside them makes it whole."""
@@ -168,8 +171,8 @@ class LanguageModel(nn.Module):
         states, hidden = self.rnn(words, *state)
         return states, (hidden,)
 
-    def _loss(self, features: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(at_least_float32(self.output(features)), targets, reduction="sum")
+    def _cross_entropies(self, features: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(at_least_float32(self.output(features)), targets, reduction="none")
 
 
 class StreamModel(nn.Module):

@@ -19,6 +19,7 @@ from condenser.files import disk_faults, read_json, write_json
 from condenser.hub import load_encoder_alone, quiet_transformers
 from condenser.manifest import MANIFEST, load_manifest
 from condenser.models.language_model import LanguageModel, Network, State, load_parameters, network_from
+from condenser.models.pointer import Copies, Pointer, all_with_copies, with_copies
 from condenser.weights import WEIGHTS, check_config, check_weights
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class WriterSettings:
 
     Attributes:
         attention: each step also looks at the states of the passage's tokens.
+        copying: a token may also be copied from the passage.
         passage_prompt: put before each passage.
         passage_template: how a passage's ``{title}`` and ``{text}`` are joined.
         passage_max_length: longest passage in tokens, the special ones included.
@@ -41,6 +43,7 @@ class WriterSettings:
     """
 
     attention: bool = True
+    copying: bool = True
     passage_prompt: str = ""
     passage_template: str = "{title} {text}"
     passage_max_length: int = 128
@@ -52,7 +55,7 @@ class QueryWriter(nn.Module):
 
     The decoder starts from h_0 = tanh(W cls + b), with the state of the passage's first token. With attention
     (Luong et al. 2015, general) the features f_t of a step become tanh(C [f_t ; c_t]), c_t = sum_s a_ts m_s over
-    the states m_s of the passage's tokens, a_t = softmax_s(f_t A m_s).
+    the states m_s of the passage's tokens, a_t = softmax_s(f_t A m_s). With copying, see `Pointer`.
 
     Args:
         encoder: a transformers encoder; its first token's state stands for the passage.
@@ -81,9 +84,11 @@ class QueryWriter(nn.Module):
         if frozen:
             encoder.requires_grad_(False)
         width, states = self.decoder.output.in_features, int(encoder.config.hidden_size)
-        self.bridge = nn.Linear(states, network.hidden_size * network.layers * len(self.decoder.initial_state(1)))
+        self._decoder_parts = len(self.decoder.initial_state(1))
+        self.bridge = nn.Linear(states, network.hidden_size * network.layers * self._decoder_parts)
         self.match = nn.Linear(width, states, bias=False) if settings.attention else None
         self.combine = nn.Linear(width + states, width) if settings.attention else None
+        self.pointer = Pointer(width, states) if settings.copying else None
 
     @property
     def device(self) -> torch.device:
@@ -106,32 +111,46 @@ class QueryWriter(nn.Module):
             query_ids: (rows, n), what is read: the first token of a text, then the query.
             targets: (rows, n), the token after each; -100 where nothing is asked.
         """
-        features, _ = self._read(query_ids, self.start_state(passage_ids, passage_mask))
-        return self.decoder.loss(features, targets)
+        features, copies, _ = self._read(query_ids, self.start_state(passage_ids, passage_mask))
+        if copies is None:
+            return self.decoder.loss(features, targets)
+        asked = targets != IGNORED
+        written = -self.decoder.cross_entropies(features[asked], targets[asked])
+        copied = ((passage_ids[:, None] == targets[:, :, None]) * copies.weights).sum(-1)
+        return -with_copies(written, copies.gate[asked], copied[asked]).sum()
 
     def start_state(self, passage_ids: Tensor, passage_mask: Tensor | None) -> State:
         """Return what the decoder knows before a query's first token, one row a passage.
 
         With attention the passage's token states (length, rows, d) are part of it, and 0 or minus infinity for
-        each (length, rows), so that rows lie along the second axis of every part.
+        each (length, rows); with copying the places' keys (length, rows, d), their tokens, and which are never
+        copied (length, rows): padding and special tokens. Rows lie along the second axis of every part.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             states = self.encoder(input_ids=passage_ids, attention_mask=passage_mask).last_hidden_state
         start = torch.tanh(self.bridge(states[:, 0]))
         network = self.decoder.network
         parts = start.view(len(start), -1, network.layers, network.hidden_size).permute(1, 2, 0, 3)
-        decoder = tuple(part.contiguous() for part in parts)
-        if self.match is None:
-            return decoder
-        hidden = torch.zeros(states.shape[:2], dtype=states.dtype, device=states.device)
-        if passage_mask is not None:
-            hidden = hidden.masked_fill(passage_mask == 0, -torch.inf)
-        return (*decoder, states.transpose(0, 1), hidden.transpose(0, 1))
+        known = [part.contiguous() for part in parts]
+        if self.match is not None:
+            hidden = torch.zeros(states.shape[:2], dtype=states.dtype, device=states.device)
+            if passage_mask is not None:
+                hidden = hidden.masked_fill(passage_mask == 0, -torch.inf)
+            known += [states.transpose(0, 1), hidden.transpose(0, 1)]
+        if self.pointer is not None:
+            barred = torch.isin(passage_ids, torch.tensor(self.tokenizer.all_special_ids, device=self.device))
+            if passage_mask is not None:
+                barred = barred | (passage_mask == 0)
+            known += [self.pointer.key(states).transpose(0, 1), passage_ids.T, barred.T]
+        return tuple(known)
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Read one token per row (rows,); return log-probabilities (rows, vocabulary) of the next, and the state."""
-        features, state = self._read(tokens[:, None], state)
-        return self.decoder.log_probs(features[:, 0]), state
+        features, copies, state = self._read(tokens[:, None], state)
+        log_probs = self.decoder.log_probs(features[:, 0])
+        if copies is not None:
+            log_probs = all_with_copies(log_probs, copies, state[-2].T)
+        return log_probs, state
 
     def reorder(self, state: State, rows: Tensor) -> State:
         """Return the state of these rows in this order; a row may come more than once, or not at all."""
@@ -194,7 +213,8 @@ class QueryWriter(nn.Module):
             raise UserError(f"no {SETTINGS_FILE} here, expected a folder made by `condenser lm train-writer`", folder)
         if (folder / MANIFEST).is_file():
             load_manifest(folder, verify=True)
-        stored = read_json(file)
+        # of a writer made before there was copying nothing is said of it
+        stored = {"copying": False, **read_json(file)}
         network = stored.pop("network", None)
         if not isinstance(network, dict):
             raise UserError("has no object 'network'", file)
@@ -208,16 +228,21 @@ class QueryWriter(nn.Module):
         load_parameters(writer, folder / WEIGHTS, without="encoder.")
         return writer.eval()
 
-    def _read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read tokens (rows, n); return features (rows, n, width) and the state."""
-        if self.match is None or self.combine is None:
-            return self.decoder(tokens, state)
-        *decoder, memory, hidden = state
-        features, after = self.decoder(tokens, tuple(decoder))
-        # (rows, n, d) x (rows, d, length)
-        scores = self.match(features) @ memory.permute(1, 2, 0) + hidden.transpose(0, 1)[:, None]
-        context = scores.softmax(-1) @ memory.transpose(0, 1)
-        return torch.tanh(self.combine(torch.cat([features, context], dim=-1))), (*after, memory, hidden)
+    def _read(self, tokens: Tensor, state: State) -> tuple[Tensor, Copies | None, State]:
+        """Read tokens (rows, n); return features (rows, n, width), what the pointer says, and the state."""
+        decoder, passage = state[: self._decoder_parts], state[self._decoder_parts :]
+        features, after = self.decoder(tokens, decoder)
+        if self.match is not None and self.combine is not None:
+            memory, hidden = passage[:2]
+            # (rows, n, d) x (rows, d, length)
+            scores = self.match(features) @ memory.permute(1, 2, 0) + hidden.transpose(0, 1)[:, None]
+            context = scores.softmax(-1) @ memory.transpose(0, 1)
+            features = torch.tanh(self.combine(torch.cat([features, context], dim=-1)))
+        copies = None
+        if self.pointer is not None:
+            keys, ids, barred = passage[-3:]
+            copies = self.pointer(features, tokens, keys.transpose(0, 1), ids.T, barred.T)
+        return features, copies, (*after, *passage)
 
 
 def _load_encoder(folder: Path) -> Any:

@@ -27,17 +27,20 @@ def writer_from(tiny_bert: Path, *, frozen: bool = False, query_max_length: int 
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
     encoder = AutoModel.from_pretrained(tiny_bert, add_pooling_layer=False)
     shape: dict[str, object] = {"embedding_size": 12, "hidden_size": 10, "layers": 2, "tied": True}
-    attention = bool(others.pop("attention", True))
+    settings = {name: bool(others.pop(name, True)) for name in ("attention", "copying")}
     network = Network(vocabulary_size=len(tokenizer), **(shape | others))  # type: ignore[arg-type]
-    settings = WriterSettings(attention=attention, passage_max_length=9, query_max_length=query_max_length)
-    return QueryWriter(encoder, tokenizer, network, settings, frozen=frozen).eval()
+    known = WriterSettings(passage_max_length=9, query_max_length=query_max_length, **settings)
+    return QueryWriter(encoder, tokenizer, network, known, frozen=frozen).eval()
 
 
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
 @pytest.mark.parametrize("attention", [True, False])
-def test_steps_are_the_whole_query_and_padding_changes_nothing(tiny_bert: Path, attention: bool, cell: str) -> None:
+@pytest.mark.parametrize("copying", [True, False])
+def test_steps_are_the_whole_query_and_padding_changes_nothing(
+    tiny_bert: Path, attention: bool, copying: bool, cell: str
+) -> None:
     """Teacher forcing over a padded batch, against each pair alone, token by token, rows reordered on the way."""
-    writer = writer_from(tiny_bert, attention=attention, cell=cell)
+    writer = writer_from(tiny_bert, attention=attention, copying=copying, cell=cell)
     ids, mask = writer.passage_tokens(PASSAGES)
     assert mask is not None and ids.shape == (3, 9)
     query, targets = writer.query_tokens(QUERIES)
@@ -68,14 +71,14 @@ def test_what_is_written_depends_on_the_passage(tiny_bert: Path, attention: bool
 
 def test_attention_is_its_formula(tiny_bert: Path) -> None:
     """c = sum over the passage's tokens of softmax(f A m) m, against a loop over places."""
-    writer = writer_from(tiny_bert)
+    writer = writer_from(tiny_bert, copying=False)
     assert writer.match is not None and writer.combine is not None
     ids, mask = writer.passage_tokens(PASSAGES)
     assert mask is not None
     token = torch.tensor([[7], [8], [9]])
     with torch.no_grad():
         state = writer.start_state(ids, mask)
-        features, _ = writer._read(token, state)
+        features, _, _ = writer._read(token, state)
         plain, _ = writer.decoder(token, state[:-2])
         for row in range(3):
             memory = writer.encoder(ids[row : row + 1, : int(mask[row].sum())]).last_hidden_state[0]
@@ -104,8 +107,9 @@ def test_a_frozen_encoder_stands_still(tiny_bert: Path) -> None:
 
 
 @pytest.mark.parametrize("attention", [True, False])
-def test_the_folder_is_all_it_needs(tiny_bert: Path, tmp_path: Path, attention: bool) -> None:
-    writer = writer_from(tiny_bert, attention=attention)
+@pytest.mark.parametrize("copying", [True, False])
+def test_the_folder_is_all_it_needs(tiny_bert: Path, tmp_path: Path, attention: bool, copying: bool) -> None:
+    writer = writer_from(tiny_bert, attention=attention, copying=copying)
     writer.save(tmp_path)
     again = QueryWriter.load(tmp_path)
     assert (again.settings, again.decoder.network) == (writer.settings, writer.decoder.network)
@@ -116,7 +120,7 @@ def test_the_folder_is_all_it_needs(tiny_bert: Path, tmp_path: Path, attention: 
 
 def test_it_learns_to_say_what_it_reads_and_a_search_finds_it(tiny_bert: Path) -> None:
     """With no other help than the passage's states, after some steps each query is the passage's own."""
-    writer = writer_from(tiny_bert, hidden_size=32, frozen=True)
+    writer = writer_from(tiny_bert, hidden_size=32, frozen=True, copying=False)
     optimizer = torch.optim.Adam([one for one in writer.parameters() if one.requires_grad], lr=2e-2)
     inputs = (*writer.passage_tokens(PASSAGES), *writer.query_tokens(QUERIES))
     for _ in range(60):
@@ -130,6 +134,24 @@ def test_it_learns_to_say_what_it_reads_and_a_search_finds_it(tiny_bert: Path) -
     found = beam_search(generator, SearchSettings(end=writer.frame.end, beam=3, max_length=8))
     written = [writer.tokenizer.decode(one.hypotheses[0].tokens) for one in found]
     assert written == ["what is blood", "dog", "who treatment fever"]
+
+
+def test_a_word_that_no_query_had_is_copied(tiny_bert: Path) -> None:
+    """The pairs ask for what stands behind "the"; the words of the last passage were in no query before."""
+    learnt = ["blood", "dog", "fever", "heart", "treatment", "symptom"]
+    writer = writer_from(tiny_bert, hidden_size=32, layers=1)
+    optimizer = torch.optim.Adam(writer.parameters(), lr=1e-2)
+    inputs = (*writer.passage_tokens([f"what is the {word} and a" for word in learnt]), *writer.query_tokens(learnt))
+    for _ in range(60):
+        loss = writer(*inputs)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        state = writer.start_state(*writer.passage_tokens(["what is the pain and a", "what is the disease and a"]))
+    generator = Recurrent(writer, state, torch.full((2,), writer.frame.start))
+    found = beam_search(generator, SearchSettings(end=writer.frame.end, beam=3, max_length=8))
+    assert [writer.tokenizer.decode(one.hypotheses[0].tokens) for one in found] == ["pain", "disease"]
 
 
 @pytest.mark.parametrize(

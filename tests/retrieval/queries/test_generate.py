@@ -65,6 +65,7 @@ def writer(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     model = QueryWriter(encoder, tokenizer, network, WriterSettings(passage_max_length=16))
     with torch.no_grad():
         model.decoder.embedding.weight.normal_(0, 1.5)
+        model.decoder.output.bias[model.frame.end] = 8.0  # so that drawn queries come to an end
     model.save(folder)
     return str(folder)
 
