@@ -8,6 +8,7 @@ Arms, each the one before and something more:
     sampled      + fine-tuned further on queries that a model wrote for the target's passages, all drawn at random
     constrained  half of them searched with a key term of the passage in them
     searched     of these the searched ones alone
+    unpretrained the queries of `constrained`, but trained on from the start of `source`
     gain         of all these without the worst quarter by Electric's gain
     roundtrip    of these those that find their passage
     labels       with a cross-encoder's margins in the place of right and wrong
@@ -60,6 +61,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "sampled": {"constrained": 0.0},
     "constrained": {},
     "searched": {},
+    "unpretrained": {},
     "gain": {"gain": True},
     "roundtrip": {"gain": True, "roundtrip": 10},
     "labels": {"gain": True, "roundtrip": 10, "labels": True},
@@ -71,6 +73,7 @@ BEFORE = {
     "sampled": "cocondenser",
     "constrained": "sampled",
     "searched": "constrained",
+    "unpretrained": "constrained",
     "gain": "constrained",
     "roundtrip": "gain",
     "labels": "roundtrip",
@@ -136,6 +139,10 @@ def commands(arm: str, given: argparse.Namespace, seed: int) -> list[Stage]:
         both = dataclasses.replace(chain, options=dataclasses.replace(chain.options, roundtrip=_rank(given)))
         stages += [*(chain.electric_model() if given.electric is None else []), *both.scores()]
     stages += _searched_alone(chain.kept()) if arm == "searched" else chain.kept()
+    if arm == "unpretrained":
+        source = chain_of("source", given, seed)
+        stages += source.source_encoder()
+        chain = dataclasses.replace(chain, options=dataclasses.replace(chain.options, retriever=source.start))
     if chain.options.labels:
         stages += [*chain.negatives(), *chain.cross_encoder(), *chain.labels()]
     encoder = str(chain.arm / "encoder")

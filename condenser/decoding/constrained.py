@@ -12,6 +12,7 @@ from torch import Tensor
 from condenser.decoding.automaton import NOWHERE, Automaton
 from condenser.decoding.generators import Generator
 from condenser.decoding.hypotheses import Outcome, Search, SearchSettings, best_of_each, top_tokens
+from condenser.decoding.stochastic import Draw, Gumbels, rest, top_down
 from condenser.errors import UserError
 
 
@@ -21,6 +22,7 @@ def constrained_search(
     automata: Automaton | Sequence[Automaton],
     settings: SearchSettings,
     proposals: int | None = None,
+    draw: Draw | None = None,
 ) -> list[Outcome]:
     """Return the best texts that an automaton accepts, for each input.
 
@@ -34,12 +36,17 @@ def constrained_search(
     the length: then `Outcome.dead_end` says where it ended. Of equal continuations that of the lower state counts
     first, then that of the earlier hypothesis.
 
+    With ``draw`` the texts are not the most probable ones but drawn at random from all that the automaton accepts,
+    without replacement, by the model's probabilities: stochastic beam search with a beam for each state. As far as a
+    hypothesis falls out of its beam, and by ``top_k`` and ``top_p``, this is an approximation.
+
     Args:
         generator: the model, bound to the inputs.
         automata: one for all inputs, or one for each.
         settings: ``beam`` is for each state of each input.
         proposals: let each hypothesis propose only its most probable tokens, as many as this, before they are sorted
             into states; rare states then often stay empty. Default: every token.
+        draw: texts are drawn, and how; ``length_exponent`` is not used then.
 
     Raises:
         UserError: an automaton accepts no text of the lengths that are asked for, or knows another vocabulary.
@@ -53,14 +60,20 @@ def constrained_search(
     number = {id(one): index for index, one in enumerate(distinct)}
     automaton_of = torch.tensor([number[id(one)] for one in given], device=search.log_probs.device)
     states = max(one.states for one in distinct)
+    noise = Gumbels(draw.seeds) if draw is not None else None
     while len(search.live.owners):
         moves = [
-            _moves(search, settings, table, (automaton_of[search.live.owners] == index).nonzero()[:, 0], proposals)
-            for index, table in enumerate(tables)
+            _moves(search, settings, table, rows, proposals)
+            if draw is None or noise is None
+            else _drawn_moves(search, settings, table, rows, draw, noise)
+            for table, rows in (
+                (table, (automaton_of[search.live.owners] == index).nonzero()[:, 0])
+                for index, table in enumerate(tables)
+            )
         ]
-        rows, tokens, targets, log_probs = (torch.cat(parts) for parts in zip(*moves, strict=True))
-        best = best_of_each(search.live.owners[rows] * states + targets, log_probs, settings.beam)
-        search.go_on(rows[best], tokens[best], targets[best], log_probs[best])
+        rows, tokens, targets, log_probs, keys = (torch.cat(parts) for parts in zip(*moves, strict=True))
+        best = best_of_each(search.live.owners[rows] * states + targets, keys, settings.beam)
+        search.go_on(rows[best], tokens[best], targets[best], log_probs[best], None if draw is None else keys[best])
     return search.outcomes()
 
 
@@ -117,10 +130,18 @@ def _impossible(automaton: Automaton, settings: SearchSettings) -> str:
     return f"the constraint accepts no text of {settings.min_length} to {settings.max_length} tokens"
 
 
-def _moves(
-    search: Search, settings: SearchSettings, table: _Table, rows: Tensor, proposals: int | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bank what may end, and return the best moves of these rows: rows, tokens, states reached, log-probabilities.
+class _Moves(NamedTuple):
+    """Continuations, each an entry: row, token, state reached, log-probability of the text, and what ranks it."""
+
+    rows: Tensor
+    tokens: Tensor
+    targets: Tensor
+    log_probs: Tensor
+    keys: Tensor
+
+
+def _moves(search: Search, settings: SearchSettings, table: _Table, rows: Tensor, proposals: int | None) -> _Moves:
+    """Bank what may end, and return the best moves of these rows.
 
     The best ``beam`` tokens of each class are enough: those of a class all reach the same state.
     """
@@ -129,26 +150,72 @@ def _moves(
     if search.length >= settings.min_length:
         ending = table.accepting[states]
         search.bank(rows[ending], (sums + log_probs[:, settings.end])[ending])
-    nothing = rows[:0], rows[:0], rows[:0], sums[:0]
-    if search.length == settings.max_length:
-        return nothing
     if proposals is not None:
         proposed = log_probs.topk(min(proposals, log_probs.shape[1]), dim=1)
         log_probs = torch.full_like(log_probs, -torch.inf).scatter(1, proposed.indices, proposed.values)
-    # a class may count for some states only, and one that leads nowhere in time from any of them is not looked at
+    users, tokens, targets, values = _continuations(search, settings, table, states, log_probs, settings.beam)
+    totals = sums[users] + values
+    return _Moves(rows[users], tokens, targets, totals, totals)
+
+
+def _drawn_moves(
+    search: Search, settings: SearchSettings, table: _Table, rows: Tensor, draw: Draw, noise: Gumbels
+) -> _Moves:
+    """Bank what may end, and return the moves of these rows with their perturbed log-probabilities."""
+    states, sums, parents = search.live.states[rows], search.live.log_probs[rows], search.live.keys[rows]
+    log_probs = search.log_probs if len(rows) == len(search.log_probs) else search.log_probs[rows]
+    users, tokens, targets, values = _continuations(
+        search, settings, table, states, log_probs, draw.top_k or log_probs.shape[1], draw.top_p
+    )
+    everyone = torch.arange(len(rows), device=rows.device)
+    # whatever else could follow, texts that are not accepted among it, has a Gumbel number too: one for all of it
+    entries = torch.cat([users, everyone])
+    each = torch.cat([values, log_probs[:, settings.end]]).double()
+    others = rest(entries, each, len(rows))
+    owners = search.live.owners[rows]
+    order = torch.cat([entries, everyone]).argsort(stable=True)  # an input's numbers come in the order of its rows
+    drawn = torch.empty(len(order), dtype=torch.float64, device=rows.device)
+    drawn[order] = noise.of(owners[torch.cat([entries, everyone])[order]])
+    before = sums.double()
+    perturbed = before[entries] + each + drawn[: len(entries)]
+    keys = top_down(parents, entries, perturbed, before + others + drawn[len(entries) :])
+    if search.length >= settings.min_length:
+        ending = table.accepting[states]
+        search.bank(rows[ending], (sums + log_probs[:, settings.end])[ending], keys[len(users) :][ending])
+    return _Moves(rows[users], tokens, targets, sums[users] + values, keys[: len(users)])
+
+
+def _continuations(
+    search: Search,
+    settings: SearchSettings,
+    table: _Table,
+    states: Tensor,
+    log_probs: Tensor,
+    count: int,
+    top_p: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the most probable tokens of each class for each hypothesis: its number, token, state reached, and value.
+
+    A class may count for some states only, and one that leads nowhere in time from any of them is not looked at.
+    """
+    nothing = states[:0], states[:0], states[:0], log_probs[:0, 0]
+    if search.length == settings.max_length:
+        return nothing
     reached = table.moves[states]
     useful = (reached != NOWHERE) & table.hopeful[search.length + 1][reached]
     parts = [nothing]
     for kind in useful.any(dim=0).nonzero()[:, 0].tolist():
         users, members = useful[:, kind].nonzero()[:, 0], table.members[kind]
-        everyone = len(users) == len(rows)  # and then selecting columns alone takes half the time
+        everyone = len(users) == len(states)  # and then selecting columns alone takes half the time
         of_class = log_probs.index_select(1, members) if everyone else log_probs[users[:, None], members]
-        values, places = top_tokens(of_class, settings.beam)
-        totals = sums[users, None] + values
-        chosen, columns = (totals > -torch.inf).nonzero(as_tuple=True)
+        values, places = top_tokens(of_class, count)
+        if top_p is not None:
+            share = values.softmax(1)
+            values = values.masked_fill(share.cumsum(1) - share >= top_p, -torch.inf)  # the first always stays
+        chosen, columns = (values > -torch.inf).nonzero(as_tuple=True)
         users = users[chosen]
-        parts.append((rows[users], members[places[chosen, columns]], reached[users, kind], totals[chosen, columns]))
-    found, tokens, targets, totals = (torch.cat(column) for column in zip(*parts, strict=True))
+        parts.append((users, members[places[chosen, columns]], reached[users, kind], values[chosen, columns]))
+    found, tokens, targets, values = (torch.cat(column) for column in zip(*parts, strict=True))
     # from the order of classes to that of rows, by which equals are told apart
     order = found.argsort(stable=True)
-    return found[order], tokens[order], targets[order], totals[order]
+    return found[order], tokens[order], targets[order], values[order]

@@ -20,7 +20,8 @@ class Hypothesis(NamedTuple):
     Attributes:
         tokens: the text, without the end token.
         log_prob: sum of the model's log-probabilities of its tokens, the end token included if it was written.
-        score: log_prob / (tokens written) ^ length_exponent, the end token counted.
+        score: log_prob / (tokens written) ^ length_exponent, the end token counted; of a text drawn by a search its
+            log_prob and a Gumbel number.
         finished: whether the end token was written; texts from a search always have it.
     """
 
@@ -87,11 +88,15 @@ class SearchSettings:
 
 
 class Live(NamedTuple):
-    """Hypotheses that go on, one row each, sorted by input, then state, then rank: owner, state and log-probability."""
+    """Hypotheses that go on, one row each, sorted by input, then state, then rank: owner, state and log-probability.
+
+    ``keys`` is what they are ranked by: the log-probability, or its sum with a Gumbel number where texts are drawn.
+    """
 
     owners: Tensor
     states: Tensor
     log_probs: Tensor
+    keys: Tensor
 
 
 class Search:
@@ -108,18 +113,19 @@ class Search:
         self.log_probs, self._state = generator.start()
         self.inputs = len(self.log_probs)
         rows = torch.arange(self.inputs, device=self.log_probs.device)
-        self.live = Live(rows, torch.zeros_like(rows), self.log_probs.new_zeros(self.inputs))
+        none_written = self.log_probs.new_zeros(self.inputs)
+        self.live = Live(rows, torch.zeros_like(rows), none_written, none_written.double())
         self.length = 0
         self._history: list[tuple[list[int], list[int]]] = []
         self._bank: list[list[tuple[float, float, int, int]]] = [[] for _ in range(self.inputs)]
         self._dead_ends: dict[int, str] = {}
 
-    def bank(self, rows: Tensor, log_probs: Tensor) -> None:
-        """Keep these rows' texts as finished; ``log_probs`` (n,) include the end token.
+    def bank(self, rows: Tensor, log_probs: Tensor, keys: Tensor | None = None) -> None:
+        """Keep these rows' texts as finished; ``log_probs`` (n,) include the end token, ``keys`` too.
 
         Rows that the end token cannot follow are passed over.
         """
-        scores = self._settings.score(log_probs, self.length + 1)
+        scores = self._settings.score(log_probs, self.length + 1) if keys is None else keys
         owners = self.live.owners[rows]
         touched = set()
         for owner, row, log_prob, score in zip(
@@ -152,19 +158,22 @@ class Search:
             ]
         return torch.tensor(stays, dtype=torch.bool, device=owners.device)
 
-    def go_on(self, rows: Tensor, tokens: Tensor, states: Tensor, log_probs: Tensor) -> None:
+    def go_on(
+        self, rows: Tensor, tokens: Tensor, states: Tensor, log_probs: Tensor, keys: Tensor | None = None
+    ) -> None:
         """Append tokens to these rows and make them the live ones, but for inputs whose best texts are all found.
 
         No live hypothesis can still enter the best if log_prob / (max_length + 1) ^ exponent, the highest score that
-        it can reach as log-probabilities only fall, is lower than the last of them.
+        it can reach as log-probabilities only fall, is lower than the last of them; nor if its key is.
         """
         owners = self.live.owners[rows]
-        reachable = self._settings.score(log_probs, self._settings.max_length + 1)
+        reachable = self._settings.score(log_probs, self._settings.max_length + 1) if keys is None else keys
+        keys = log_probs if keys is None else keys
         needed = reachable.new_tensor([self._needed_score(owner) for owner in range(self.inputs)])
         kept = (reachable >= needed[owners]).nonzero()[:, 0]
         self._note_dead_ends(owners)
         self._history.append((rows[kept].tolist(), tokens[kept].tolist()))
-        self.live = Live(owners[kept], states[kept], log_probs[kept])
+        self.live = Live(owners[kept], states[kept], log_probs[kept], keys[kept])
         self.length += 1
         if len(kept):
             self._state = self._generator.reorder(self._state, rows[kept])

@@ -261,9 +261,10 @@ class _Work:
             yield from sample(self._bound(block), settings, [_seed(options.seed, one) for one in block])
 
     def _search(self, wanted: Sequence[_Wanted]) -> Iterator[Hypothesis | None]:
-        """Return the best text under each constraint; of one expression for several queries the best so many."""
+        """Return a text under each constraint; of one expression for several queries so many different ones."""
         from condenser.decoding.constrained import constrained_search
         from condenser.decoding.hypotheses import SearchSettings
+        from condenser.decoding.stochastic import Draw
 
         options, writer = self._options, self._writer
         alone = options.constraint == _TERMS  # each query has a constraint of its own
@@ -280,7 +281,11 @@ class _Work:
         )
         for block in batched(inputs, options.batch_size):
             automata = [self._automaton(str(one.constraint)) for one in block]
-            for outcome in constrained_search(self._bound(block), automata, settings):
+            draw = None
+            if options.search == "drawn":
+                seeds = [_seed(options.seed, one) for one in block]
+                draw = Draw(seeds=seeds, top_k=options.top_k, top_p=options.top_p)
+            for outcome in constrained_search(self._bound(block), automata, settings, draw=draw):
                 yield from outcome.hypotheses
                 yield from [None] * (n_best - len(outcome.hypotheses))
 
@@ -332,10 +337,12 @@ class _Work:
 
     def _decoder(self, wanted: _Wanted) -> dict[str, Any]:
         options = self._options
-        if wanted.constraint is not None:
-            return {"mode": "constrained", "beam": options.beam, "length_exponent": options.length_exponent}
-        settings = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
-        return {"mode": "sample", **settings, "seed": _seed(options.seed, wanted)}
+        seed = {"seed": _seed(options.seed, wanted)}
+        cuts = {"top_k": options.top_k, "top_p": options.top_p}
+        if wanted.constraint is None:
+            return {"mode": "sample", "temperature": options.temperature, **cuts, **seed}
+        own = {**cuts, **seed} if options.search == "drawn" else {"length_exponent": options.length_exponent}
+        return {"mode": "constrained", "search": options.search, "beam": options.beam, **own}
 
 
 def _seed(seed: int, wanted: _Wanted) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from condenser.options import Options, option, output, seed_of, source
 from retrieval.option_types import Device, Format, Precision
@@ -32,15 +33,24 @@ class QueriesGenerateOptions(Options):
         "words:..., any:..., regex:..., joined by and, or, not",
     )
     terms: int = option(1, "key terms that one query must hold", minimum=1, maximum=5)
-    temperature: float = option(1.0, "drawn queries: below 1 the probable becomes more probable", above=0, maximum=100)
-    top_k: int | None = option(25, "drawn queries: of so many most probable tokens only; null: of all", minimum=1)
+    search: Literal["drawn", "best"] = option(
+        "drawn",
+        "constrained queries: one at random of all that meet the constraint, by the writer's probabilities, or the "
+        "most probable one",
+    )
+    temperature: float = option(
+        1.0, "unconstrained queries: below 1 the probable becomes more probable", above=0, maximum=100
+    )
+    top_k: int | None = option(
+        25, "drawn queries of both kinds: of so many most probable tokens only; null: of all", minimum=1
+    )
     top_p: float | None = option(
-        0.95, "drawn queries: of the fewest tokens that have this probability", above=0, maximum=1
+        0.95, "drawn queries of both kinds: of the fewest tokens that have this probability", above=0, maximum=1
     )
     beam: int = option(4, "constrained queries: hypotheses kept for each state", minimum=1, maximum=1000)
     length_exponent: float = option(
         0.0,
-        "constrained queries: compared by log-probability / length ^ this; above 0 a weak writer runs on and on",
+        "--search best: compared by log-probability / length ^ this; above 0 a weak writer runs on and on",
         minimum=0,
         maximum=10,
     )

@@ -132,6 +132,23 @@ def test_batch_and_other_passages_do_not_matter(corpus: str, writer: str, tmp_pa
         assert one.log_prob == pytest.approx(by_id[one.id].log_prob, abs=1e-4)
 
 
+def test_constrained_queries_are_drawn_by_seed_or_the_best_ones(corpus: str, writer: str, tmp_path: Path) -> None:
+    """Best ones: the same by any seed, and none drawn is more probable; drawn: others by another seed."""
+    texts, probable = {}, {}
+    for search in ("best", "drawn"):
+        for seed in (1, 2):
+            told = {"search": search, "seed": seed, "constrained": 1.0, "per_passage": 1, "beam": 8}
+            pool = generate(options_for(corpus, writer, tmp_path / f"{search}{seed}", **told))
+            written = list(read_written(pool.output))
+            texts[search, seed] = [one.text for one in written]
+            probable[search, seed] = [one.log_prob for one in written]
+            assert {one.decoder["search"] for one in written} == {search}
+            assert all(("seed" in one.decoder) == (search == "drawn") for one in written)
+    assert texts["best", 1] == texts["best", 2] and texts["drawn", 1] != texts["drawn", 2]
+    pairs = zip(probable["best", 1], probable["drawn", 1], strict=True)
+    assert all(best >= drawn - 1e-5 for best, drawn in pairs)
+
+
 def test_a_killed_run_goes_on_to_the_same_bytes(corpus: str, writer: str, tmp_path: Path) -> None:
     options = options_for(corpus, writer, tmp_path / "killed")
     killed = start("queries generate", options, CONDENSER_FAULT="shard-written")
