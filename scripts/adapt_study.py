@@ -1,17 +1,17 @@
 """Measure what each link of `condenser adapt` adds: a labelled collection as the source, another without labels.
 
-Arms, each the one before and something more:
+Arms, each the one before and something more, but for the last two:
 
     bm25         words alone (no seed)
     source       the start, fine-tuned on the labelled collection
     cocondenser  + Condenser and coCondenser on the target's text before that
-    sampled      + fine-tuned further on queries that a model wrote for the target's passages, all drawn at random
-    constrained  half of them searched with a key term of the passage in them
-    searched     of these the searched ones alone
-    unpretrained the queries of `constrained`, but trained on from the start of `source`
-    gain         of all these without the worst quarter by Electric's gain
+    sampled      + fine-tuned further on queries that a model wrote for the target's passages, all drawn freely
+    constrained  two of three drawn with a key term of the passage in them
+    gain         of these without the worst quarter by Electric's gain
     roundtrip    of these those that find their passage
     labels       with a cross-encoder's margins in the place of right and wrong
+    searched     of the queries of `constrained` those with a key term alone
+    unpretrained the queries of `constrained`, but trained on from the start of `source`
 
 The target's own queries and judgements are for the test alone; nothing is chosen on them. Each cell (arm and seed) is a
 JSON file in --output, written when the cell is done; cells that are there are passed over, and a stopped one goes on in
@@ -60,11 +60,11 @@ PLAIN = (LEXICAL, "source", "cocondenser")
 WRITTEN: dict[str, dict[str, Any]] = {
     "sampled": {"constrained": 0.0},
     "constrained": {},
-    "searched": {},
-    "unpretrained": {},
     "gain": {"gain": True},
     "roundtrip": {"gain": True, "roundtrip": 10},
     "labels": {"gain": True, "roundtrip": 10, "labels": True},
+    "searched": {},
+    "unpretrained": {},
 }
 ARMS = (*PLAIN, *WRITTEN)
 # what each arm is compared with, the source apart
@@ -72,14 +72,14 @@ BEFORE = {
     "cocondenser": "source",
     "sampled": "cocondenser",
     "constrained": "sampled",
-    "searched": "constrained",
-    "unpretrained": "constrained",
     "gain": "constrained",
     "roundtrip": "gain",
     "labels": "roundtrip",
+    "searched": "constrained",
+    "unpretrained": "constrained",
 }
 QUICK = Amounts(
-    condenser=2, cocondenser=2, source=2, writer=2, electric=2, cross_encoder=2, passages=40, target=2
+    condenser=2, cocondenser=2, source=2, writer=80, electric=2, cross_encoder=2, passages=40, target=2
 )  # fmt: skip
 
 
@@ -254,6 +254,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a toy length: shows that it runs, measures nothing")
     given = parser.parse_args()
     results = []
+    if given.without_pretraining and "unpretrained" in given.arms:
+        given.arms.remove("unpretrained")  # which is `constrained` then
     try:
         given.init = str(local_folder(given.init or default_weights()))
         cells = [(arm, seed if arm != LEXICAL else 0) for seed in given.seeds for arm in given.arms]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from condenser.decoding.automaton import NOWHERE, Automaton
 from condenser.decoding.generators import Generator
-from condenser.decoding.hypotheses import Outcome, Search, SearchSettings, best_of_each, top_tokens
+from condenser.decoding.hypotheses import Outcome, Search, SearchSettings, best_of_each, refuse_nan, top_tokens
 from condenser.decoding.stochastic import Draw, Gumbels, rest, top_down
 from condenser.errors import UserError
 
@@ -37,8 +37,9 @@ def constrained_search(
     first, then that of the earlier hypothesis.
 
     With ``draw`` the texts are not the most probable ones but drawn at random from all that the automaton accepts,
-    without replacement, by the model's probabilities: stochastic beam search with a beam for each state. As far as a
-    hypothesis falls out of its beam, and by ``top_k`` and ``top_p``, this is an approximation.
+    without replacement: stochastic beam search with a beam for each state. If nothing is cut, that is by the model's
+    probabilities. What is cut makes the draws sharper: a beginning must first be drawn into its beam, and what
+    ``top_k`` and ``top_p`` leave out counts against the texts that might have gone on with it.
 
     Args:
         generator: the model, bound to the inputs.
@@ -49,12 +50,18 @@ def constrained_search(
         draw: texts are drawn, and how; ``length_exponent`` is not used then.
 
     Raises:
-        UserError: an automaton accepts no text of the lengths that are asked for, or knows another vocabulary.
+        UserError: an automaton accepts no text of the lengths that are asked for, or knows another vocabulary; both
+            ``proposals`` and ``draw``.
+        RunFailed: the model gave NaN.
     """
+    if draw is not None and proposals is not None:
+        raise UserError("proposals and draw exclude each other")
     search = Search(generator, settings, settings.wanted)
     given = [automata] * search.inputs if isinstance(automata, Automaton) else list(automata)
     if len(given) != search.inputs:
         raise UserError(f"{len(given)} automata for {search.inputs} inputs, expected one for all or one for each")
+    if draw is not None and len(draw.seeds) != search.inputs:
+        raise UserError(f"{len(draw.seeds)} seeds for {search.inputs} inputs, expected one for each")
     distinct = list({id(one): one for one in given}.values())
     tables = [_table(one, settings, search.log_probs) for one in distinct]
     number = {id(one): index for index, one in enumerate(distinct)}
@@ -147,6 +154,7 @@ def _moves(search: Search, settings: SearchSettings, table: _Table, rows: Tensor
     """
     states, sums = search.live.states[rows], search.live.log_probs[rows]
     log_probs = search.log_probs if len(rows) == len(search.log_probs) else search.log_probs[rows]
+    refuse_nan(log_probs[:, settings.end])  # which no choice among the other tokens looks at
     if search.length >= settings.min_length:
         ending = table.accepting[states]
         search.bank(rows[ending], (sums + log_probs[:, settings.end])[ending])
@@ -164,6 +172,7 @@ def _drawn_moves(
     """Bank what may end, and return the moves of these rows with their perturbed log-probabilities."""
     states, sums, parents = search.live.states[rows], search.live.log_probs[rows], search.live.keys[rows]
     log_probs = search.log_probs if len(rows) == len(search.log_probs) else search.log_probs[rows]
+    refuse_nan(log_probs[:, settings.end])  # which no choice among the other tokens looks at
     users, tokens, targets, values = _continuations(
         search, settings, table, states, log_probs, draw.top_k or log_probs.shape[1], draw.top_p
     )

@@ -2,7 +2,8 @@
 
 To each text belongs its log-probability and a Gumbel number; of all texts that a model knows, the one with the highest
 sum is a draw from the model, and the k highest are k draws without replacement. The sum of the best text behind a
-beginning is known before the text is: so a beam search can look for the highest sums.
+beginning is known before the text is: so a beam search can look for the highest sums. It finds them surely if nothing
+is cut; see `condenser.decoding.constrained` for what cuts do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from condenser.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
@@ -24,11 +27,20 @@ class Draw:
         top_k: of the tokens between which the automaton makes no difference, the so many most probable ones only;
             None: all of them.
         top_p: of these the fewest that together have at least this share of their probability; None: all of them.
+
+    Raises:
+        UserError: a number out of its range.
     """
 
     seeds: Sequence[int]
     top_k: int | None = None
     top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}, expected 1 or more")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
 
 
 class Gumbels:

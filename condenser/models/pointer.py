@@ -80,16 +80,24 @@ def with_copies(written: Tensor, gate: Tensor, copied: Tensor) -> Tensor:
     return torch.logaddexp(logsigmoid(gate) + written, logsigmoid(-gate) + copied.clamp(min=smallest).log())
 
 
-def all_with_copies(written: Tensor, copies: Copies, ids: Tensor) -> Tensor:
+def first_places(ids: Tensor) -> Tensor:
+    """Return for each place of the passages (rows, length) the first at which the same token stands."""
+    length = ids.shape[1]
+    places = torch.arange(length, device=ids.device)
+    return torch.where(ids[:, :, None] == ids[:, None], places, length).amin(-1)
+
+
+def all_with_copies(written: Tensor, copies: Copies, ids: Tensor, first: Tensor) -> Tensor:
     """Return log-probabilities (rows, vocabulary) of the next token, copies counted.
 
     Args:
         written: (rows, vocabulary), what the vocabulary says.
         copies: of one step each, n = 1.
         ids: (rows, length), the passages' tokens.
+        first: (rows, length), see `first_places`.
     """
     gate, weights = copies.gate, copies.weights[:, 0]
     # a word that stands at several places gets the same number from each of them
-    copied = ((ids[:, :, None] == ids[:, None, :]) * weights[:, None]).sum(-1)
+    copied = torch.zeros_like(weights).scatter_add(1, first, weights).gather(1, first)
     mixed = with_copies(written.gather(1, ids), gate, copied)
     return (written + logsigmoid(gate)).scatter(1, ids, mixed.to(written.dtype))

@@ -19,7 +19,7 @@ from condenser.files import disk_faults, read_json, write_json
 from condenser.hub import load_encoder_alone, quiet_transformers
 from condenser.manifest import MANIFEST, load_manifest
 from condenser.models.language_model import LanguageModel, Network, State, load_parameters, network_from
-from condenser.models.pointer import Copies, Pointer, all_with_copies, with_copies
+from condenser.models.pointer import Copies, Pointer, all_with_copies, first_places, with_copies
 from condenser.weights import WEIGHTS, check_config, check_weights
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class QueryWriter(nn.Module):
         self.match = nn.Linear(width, states, bias=False) if settings.attention else None
         self.combine = nn.Linear(width + states, width) if settings.attention else None
         self.pointer = Pointer(width, states) if settings.copying else None
+        self.never_copied: Tensor
+        self.register_buffer("never_copied", torch.tensor(tokenizer.all_special_ids), persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -123,8 +125,9 @@ class QueryWriter(nn.Module):
         """Return what the decoder knows before a query's first token, one row a passage.
 
         With attention the passage's token states (length, rows, d) are part of it, and 0 or minus infinity for
-        each (length, rows); with copying the places' keys (length, rows, d), their tokens, and which are never
-        copied (length, rows): padding and special tokens. Rows lie along the second axis of every part.
+        each (length, rows); with copying the places' keys (length, rows, key size), and (length, rows) each: their
+        tokens, where each token stands first, and which places are never copied, padding and special tokens. Rows
+        lie along the second axis of every part.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             states = self.encoder(input_ids=passage_ids, attention_mask=passage_mask).last_hidden_state
@@ -138,10 +141,11 @@ class QueryWriter(nn.Module):
                 hidden = hidden.masked_fill(passage_mask == 0, -torch.inf)
             known += [states.transpose(0, 1), hidden.transpose(0, 1)]
         if self.pointer is not None:
-            barred = torch.isin(passage_ids, torch.tensor(self.tokenizer.all_special_ids, device=self.device))
+            barred = torch.isin(passage_ids, self.never_copied)
             if passage_mask is not None:
                 barred = barred | (passage_mask == 0)
-            known += [self.pointer.key(states).transpose(0, 1), passage_ids.T, barred.T]
+            keys = self.pointer.key(states)
+            known += [keys.transpose(0, 1), passage_ids.T, first_places(passage_ids).T, barred.T]
         return tuple(known)
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
@@ -149,7 +153,7 @@ class QueryWriter(nn.Module):
         features, copies, state = self._read(tokens[:, None], state)
         log_probs = self.decoder.log_probs(features[:, 0])
         if copies is not None:
-            log_probs = all_with_copies(log_probs, copies, state[-2].T)
+            log_probs = all_with_copies(log_probs, copies, state[-3].T, state[-2].T)
         return log_probs, state
 
     def reorder(self, state: State, rows: Tensor) -> State:
@@ -240,7 +244,7 @@ class QueryWriter(nn.Module):
             features = torch.tanh(self.combine(torch.cat([features, context], dim=-1)))
         copies = None
         if self.pointer is not None:
-            keys, ids, barred = passage[-3:]
+            keys, ids, _, barred = passage[-4:]
             copies = self.pointer(features, tokens, keys.transpose(0, 1), ids.T, barred.T)
         return features, copies, (*after, *passage)
 

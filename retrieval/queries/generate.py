@@ -78,7 +78,7 @@ class Pool:
 
 
 class _Wanted(NamedTuple):
-    """A query to be written: for which passage, its number there, and its constraint unless it is drawn."""
+    """A query to be written: for which passage, its number there, and its constraint unless it is a free one."""
 
     passage: Passage
     number: int
@@ -86,11 +86,12 @@ class _Wanted(NamedTuple):
 
 
 def generate(options: QueriesGenerateOptions) -> Pool:
-    """Write queries for the passages of a collection, some drawn at random, some searched under a constraint.
+    """Write queries for the passages of a collection, some drawn freely, some under a constraint.
 
-    A drawn query depends on the seed, its passage and its number there alone, not on what else is in the batch. Blank
-    queries, repeats for the same passage (upper and lower case aside) and drawn ones without an end are left out and
-    counted; so are passages without a text. A killed run goes on after its last finished shard, to the same bytes.
+    A drawn query depends on the seed, its passage and its number there alone, not on what else is in the batch, but for
+    the last bits of the writer's arithmetic. Blank queries, repeats for the same passage (upper and lower case aside)
+    and free ones without an end are left out and counted; so are passages without a text. A killed run goes on after
+    its last finished shard, to the same bytes.
 
     Returns:
         A folder in BEIR's layout, `retrieval.queries.pool`: the passages, the queries with how they came about, and
@@ -138,6 +139,8 @@ def generate(options: QueriesGenerateOptions) -> Pool:
 def _check(options: QueriesGenerateOptions) -> None:
     if options.min_length > options.max_length:
         raise UserError(f"--min_length {options.min_length} is more than --max_length {options.max_length}")
+    if options.length_exponent and options.search == "drawn":
+        raise UserError("--length_exponent goes with --search best: it compares texts, and none are compared here")
     if options.constraint == _TERMS or options.constrained:
         return
     raise UserError("--constraint goes with --constrained above 0: the share of the queries that it holds for")
@@ -171,6 +174,9 @@ class _Work:
     def __init__(self, options: QueriesGenerateOptions, collection: Collection) -> None:
         self._options, self._collection = options, collection
         self._searched = round(options.per_passage * options.constrained)
+        # the best under one expression for all are found at once; others have a constraint or a seed of their own
+        together = options.constraint != _TERMS and options.search == "best"
+        self._texts_of_a_search = max(1, self._searched) if together else 1
         self._loaded: Writer | None = None
         self._terms: KeyTerms | None = None
         self._automaton = lru_cache(4096)(self._made)
@@ -205,7 +211,7 @@ class _Work:
         return self._loaded
 
     def _written(self, passages: Sequence[Passage]) -> Iterator[tuple[_Wanted, Hypothesis | None]]:
-        """Yield what was written for each passage: searched queries before drawn ones."""
+        """Yield what was written for each passage: constrained queries before free ones."""
         searched = [wanted for passage in passages for wanted in self._under_constraints(passage)]
         of_passage = Counter(wanted.passage.id for wanted in searched)
         drawn = [
@@ -218,7 +224,7 @@ class _Work:
         yield from sorted(found, key=lambda pair: (place[pair[0].passage.id], pair[0].number))
 
     def _under_constraints(self, passage: Passage) -> list[_Wanted]:
-        """Return the searched queries of a passage; fewer where it has too few key terms."""
+        """Return the constrained queries of a passage; fewer where it has too few key terms."""
         options = self._options
         if not self._searched:
             return []
@@ -261,19 +267,17 @@ class _Work:
             yield from sample(self._bound(block), settings, [_seed(options.seed, one) for one in block])
 
     def _search(self, wanted: Sequence[_Wanted]) -> Iterator[Hypothesis | None]:
-        """Return a text under each constraint; of one expression for several queries so many different ones."""
+        """Return a text under each constraint; where the best are wanted under one expression, the best so many."""
         from condenser.decoding.constrained import constrained_search
         from condenser.decoding.hypotheses import SearchSettings
         from condenser.decoding.stochastic import Draw
 
         options, writer = self._options, self._writer
-        alone = options.constraint == _TERMS  # each query has a constraint of its own
-        inputs = [one for one in wanted if alone or one.number == 0]
-        n_best = 1 if alone else max(1, self._searched)
+        inputs = [one for one in wanted if self._texts_of_a_search == 1 or one.number == 0]
         settings = SearchSettings(
             end=writer.end,
-            beam=max(options.beam, n_best),
-            n_best=n_best,
+            beam=max(options.beam, self._texts_of_a_search),
+            n_best=self._texts_of_a_search,
             max_length=options.max_length,
             min_length=options.min_length,
             length_exponent=options.length_exponent,
@@ -287,7 +291,7 @@ class _Work:
                 draw = Draw(seeds=seeds, top_k=options.top_k, top_p=options.top_p)
             for outcome in constrained_search(self._bound(block), automata, settings, draw=draw):
                 yield from outcome.hypotheses
-                yield from [None] * (n_best - len(outcome.hypotheses))
+                yield from [None] * (self._texts_of_a_search - len(outcome.hypotheses))
 
     def _bound(self, wanted: Sequence[_Wanted]) -> Any:
         """Return the writer as it has read each query's passage, each passage once."""
@@ -318,7 +322,7 @@ class _Work:
             text = self._writer.text(found.tokens)
             key = (wanted.passage.id, folded(text))
             if not found.finished:
-                counts.left_out[f"drawn queries without an end after {options.max_length} tokens"] += 1
+                counts.left_out[f"free queries without an end after {options.max_length} tokens"] += 1
             elif not text.strip():
                 counts.left_out["blank queries"] += 1
             elif key in seen:
@@ -342,7 +346,8 @@ class _Work:
         if wanted.constraint is None:
             return {"mode": "sample", "temperature": options.temperature, **cuts, **seed}
         own = {**cuts, **seed} if options.search == "drawn" else {"length_exponent": options.length_exponent}
-        return {"mode": "constrained", "search": options.search, "beam": options.beam, **own}
+        beam = max(options.beam, self._texts_of_a_search)
+        return {"mode": "constrained", "search": options.search, "beam": beam, **own}
 
 
 def _seed(seed: int, wanted: _Wanted) -> int:

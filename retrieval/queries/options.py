@@ -13,8 +13,8 @@ from retrieval.option_types import Device, Format, Precision
 class QueriesGenerateOptions(Options):
     """Write queries for the passages of a collection: a collection of its own, with one passage right for each query.
 
-    A share of a passage's queries is drawn at random; the others are searched under a constraint, by default that a key
-    term of the passage comes in them.
+    A share of a passage's queries is drawn freely; the others meet a constraint, by default that a key term of the
+    passage comes in them.
     """
 
     collection: str = source("the passages: a folder or file in a known format, or the name of an embedded collection")
@@ -26,7 +26,7 @@ class QueriesGenerateOptions(Options):
     output: str = output("folder to write, in BEIR's layout")
     passages: int | None = option(None, "write for this many passages, drawn at random; default: for all", minimum=1)
     per_passage: int = option(3, "queries written for each passage; repeats are dropped", minimum=1, maximum=10_000)
-    constrained: float = option(0.5, "share of them that is searched under the constraint", minimum=0, maximum=1)
+    constrained: float = option(0.5, "share of them that is written under the constraint", minimum=0, maximum=1)
     constraint: str = option(
         "terms",
         "terms: each holds a key term of its passage; or an expression for all of them, as in `lm automaton`: "
@@ -35,17 +35,14 @@ class QueriesGenerateOptions(Options):
     terms: int = option(1, "key terms that one query must hold", minimum=1, maximum=5)
     search: Literal["drawn", "best"] = option(
         "drawn",
-        "constrained queries: one at random of all that meet the constraint, by the writer's probabilities, or the "
-        "most probable one",
+        "constrained queries: drawn from those that meet the constraint, or the most probable one",
     )
-    temperature: float = option(
-        1.0, "unconstrained queries: below 1 the probable becomes more probable", above=0, maximum=100
-    )
+    temperature: float = option(1.0, "free queries: below 1 the probable becomes more probable", above=0, maximum=100)
     top_k: int | None = option(
         25, "drawn queries of both kinds: of so many most probable tokens only; null: of all", minimum=1
     )
     top_p: float | None = option(
-        0.95, "drawn queries of both kinds: of the fewest tokens that have this probability", above=0, maximum=1
+        0.95, "drawn queries: of the fewest tokens that have this probability", above=0, maximum=1
     )
     beam: int = option(4, "constrained queries: hypotheses kept for each state", minimum=1, maximum=1000)
     length_exponent: float = option(
@@ -56,7 +53,7 @@ class QueriesGenerateOptions(Options):
     )
     min_length: int = option(3, "fewest tokens of a query", minimum=0, maximum=1000)
     max_length: int = option(
-        32, "most tokens of a query; drawn ones that have no end by then are dropped", minimum=1, maximum=1000
+        32, "most tokens of a query; free ones that have no end by then are dropped", minimum=1, maximum=1000
     )
     passage_max_length: int = option(256, "published models: longest passage in tokens", minimum=8, maximum=2**17)
     prompt: str = option(

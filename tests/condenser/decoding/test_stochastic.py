@@ -13,6 +13,7 @@ from condenser.decoding.automaton import from_table
 from condenser.decoding.constrained import constrained_search
 from condenser.decoding.hypotheses import SearchSettings
 from condenser.decoding.stochastic import Draw, Gumbels, top_down
+from condenser.errors import RunFailed, UserError
 from tests.condenser.decoding.tiny import END, WORDS, TextModel, every_text, random_next
 
 HOLDS_5 = from_table({0: {word: int(word == 5) for word in WORDS}, 1: dict.fromkeys(WORDS, 1)}, [1], 0, 7)
@@ -66,6 +67,8 @@ def test_what_else_is_in_the_batch_does_not_matter() -> None:
         alone = TextModel(1, lambda one, text, number=number: log_probs(number, text))
         (found,) = constrained_search(alone, automata[number], settings_for(beam=2), draw=Draw(seeds=[seed]))
         assert found == together[number]
+    with pytest.raises(UserError, match="1 seeds for 3 inputs"):
+        constrained_search(TextModel(3, log_probs), automata, settings_for(), draw=Draw(seeds=[1]))
 
 
 def test_top_k_and_top_p_leave_the_most_probable_of_each_class() -> None:
@@ -79,6 +82,22 @@ def test_top_k_and_top_p_leave_the_most_probable_of_each_class() -> None:
             for place, word in enumerate(text):
                 others = [one for one in WORDS if one != 5 or place > held]
                 assert word == 5 or word == max(others, key=lambda one: float(log_probs(0, text[:place])[one]))
+
+
+@pytest.mark.parametrize(("told", "said"), [({"top_k": 0}, "top_k is 0"), ({"top_p": 5.0}, "top_p is 5.0")])
+def test_numbers_out_of_range_are_refused(told: dict[str, float], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Draw(seeds=[1], **told)  # type: ignore[arg-type]
+
+
+def test_nan_is_told_and_proposals_are_refused() -> None:
+    numbers = random_next(7)(0, ()).clone()
+    numbers[END] = torch.nan
+    for draw in (None, Draw(seeds=[1])):
+        with pytest.raises(RunFailed, match="NaN"):
+            constrained_search(TextModel(1, lambda number, text: numbers), ANY, settings_for(), draw=draw)
+    with pytest.raises(UserError, match="exclude each other"):
+        constrained_search(TextModel(1, random_next(7)), ANY, settings_for(), 3, Draw(seeds=[1]))
 
 
 def test_the_best_continuation_has_its_parents_number() -> None:

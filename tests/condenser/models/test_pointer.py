@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from condenser.models.pointer import Pointer, all_with_copies, with_copies
+from condenser.models.pointer import Pointer, all_with_copies, first_places, with_copies
 
 # two passages of four tokens; the first says word 4 twice, the second is padded and has a special token (1) in front
 IDS = torch.tensor([[4, 2, 4, 0], [1, 3, 5, 0]])
@@ -28,7 +28,7 @@ def test_it_is_its_formula() -> None:
     read = torch.tensor([[4], [3]])  # behind 4 comes 2 or 0, behind 3 comes 5
     written = torch.randn(2, 6).log_softmax(-1)
     with torch.no_grad():
-        found = all_with_copies(written, pointer(features, read, keys, IDS, BARRED), IDS).exp()
+        found = all_with_copies(written, pointer(features, read, keys, IDS, BARRED), IDS, first_places(IDS)).exp()
         for row in range(2):
             scores = {}
             for place in (one for one in range(4) if not BARRED[row, one]):
@@ -42,6 +42,10 @@ def test_it_is_its_formula() -> None:
                 expected[int(IDS[row, place])] += (1 - gate) * score / sum(scores.values())
             torch.testing.assert_close(found[row], torch.tensor(expected), rtol=1e-5, atol=1e-7)
             assert float(found[row].sum()) == pytest.approx(1, rel=1e-5)
+
+
+def test_first_places() -> None:
+    assert first_places(torch.tensor([[7, 8, 7, 8, 9], [0, 0, 0, 1, 0]])).tolist() == [[0, 1, 0, 1, 4], [0, 0, 0, 3, 0]]
 
 
 def test_the_places_of_a_step_are_those_of_the_whole() -> None:
@@ -58,7 +62,7 @@ def test_without_a_place_to_copy_from_the_vocabulary_has_it_all() -> None:
     pointer, features, keys = pointed()
     copies = pointer(features, torch.tensor([[4], [3]]), keys, IDS, torch.ones(2, 4, dtype=torch.bool))
     written = torch.randn(2, 6).log_softmax(-1).requires_grad_()
-    found = all_with_copies(written, copies, IDS)
+    found = all_with_copies(written, copies, IDS, first_places(IDS))
     torch.testing.assert_close(found, written)
     found.sum().backward()
     slopes = [written.grad, *(one.grad for one in pointer.parameters())]

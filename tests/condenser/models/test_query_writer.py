@@ -118,6 +118,16 @@ def test_the_folder_is_all_it_needs(tiny_bert: Path, tmp_path: Path, attention: 
     assert AutoTokenizer.from_pretrained(tmp_path)("dog")["input_ids"] == writer.tokenizer("dog")["input_ids"]
 
 
+def test_a_folder_of_before_there_was_copying(tiny_bert: Path, tmp_path: Path) -> None:
+    writer = writer_from(tiny_bert, copying=False)
+    writer.save(tmp_path)
+    file = tmp_path / SETTINGS_FILE
+    settings = json.loads(file.read_text())
+    del settings["copying"]
+    file.write_text(json.dumps(settings))
+    assert QueryWriter.load(tmp_path).settings == writer.settings
+
+
 def test_it_learns_to_say_what_it_reads_and_a_search_finds_it(tiny_bert: Path) -> None:
     """With no other help than the passage's states, after some steps each query is the passage's own."""
     writer = writer_from(tiny_bert, hidden_size=32, frozen=True, copying=False)
@@ -158,6 +168,8 @@ def test_a_word_that_no_query_had_is_copied(tiny_bert: Path) -> None:
     ("change", "message"),
     [
         ({"attention": "yes"}, "attention is 'yes', expected bool"),
+        ({"copying": "yes"}, "copying is 'yes', expected bool"),
+        ({"copying": False}, r"weights have 'pointer.gate.bias' of shape \(1,\), the settings beside them None"),
         ({"network": None}, "has no object 'network'"),
         ({"attention": False}, r"weights have 'combine.bias' of shape \(12,\), the settings beside them None"),
     ],
