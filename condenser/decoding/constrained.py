@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from condenser.decoding.automaton import NOWHERE, Automaton
 from condenser.decoding.generators import Generator
 from condenser.decoding.hypotheses import Outcome, Search, SearchSettings, best_of_each, refuse_nan, top_tokens
+from condenser.decoding.sampling import within_top_p
 from condenser.decoding.stochastic import Draw, Gumbels, rest, top_down
 from condenser.errors import UserError
 
@@ -67,16 +69,14 @@ def constrained_search(
     number = {id(one): index for index, one in enumerate(distinct)}
     automaton_of = torch.tensor([number[id(one)] for one in given], device=search.log_probs.device)
     states = max(one.states for one in distinct)
-    noise = Gumbels(draw.seeds) if draw is not None else None
+    if draw is None:
+        moves_of = partial(_moves, search, settings, proposals=proposals)
+    else:
+        moves_of = partial(_drawn_moves, search, settings, draw=draw, noise=Gumbels(draw.seeds))
     while len(search.live.owners):
         moves = [
-            _moves(search, settings, table, rows, proposals)
-            if draw is None or noise is None
-            else _drawn_moves(search, settings, table, rows, draw, noise)
-            for table, rows in (
-                (table, (automaton_of[search.live.owners] == index).nonzero()[:, 0])
-                for index, table in enumerate(tables)
-            )
+            moves_of(table, (automaton_of[search.live.owners] == index).nonzero()[:, 0])
+            for index, table in enumerate(tables)
         ]
         rows, tokens, targets, log_probs, keys = (torch.cat(parts) for parts in zip(*moves, strict=True))
         best = best_of_each(search.live.owners[rows] * states + targets, keys, settings.beam)
@@ -182,9 +182,9 @@ def _drawn_moves(
     each = torch.cat([values, log_probs[:, settings.end]]).double()
     others = rest(entries, each, len(rows))
     owners = search.live.owners[rows]
-    order = torch.cat([entries, everyone]).argsort(stable=True)  # an input's numbers come in the order of its rows
+    in_order, order = torch.cat([entries, everyone]).sort(stable=True)  # an input's numbers come in that of its rows
     drawn = torch.empty(len(order), dtype=torch.float64, device=rows.device)
-    drawn[order] = noise.of(owners[torch.cat([entries, everyone])[order]])
+    drawn[order] = noise.of(owners[in_order])
     before = sums.double()
     perturbed = before[entries] + each + drawn[: len(entries)]
     keys = top_down(parents, entries, perturbed, before + others + drawn[len(entries) :])
@@ -219,8 +219,7 @@ def _continuations(
         of_class = log_probs.index_select(1, members) if everyone else log_probs[users[:, None], members]
         values, places = top_tokens(of_class, count)
         if top_p is not None:
-            share = values.softmax(1)
-            values = values.masked_fill(share.cumsum(1) - share >= top_p, -torch.inf)  # the first always stays
+            values = values.masked_fill(~within_top_p(values.softmax(1), top_p), -torch.inf)
         chosen, columns = (values > -torch.inf).nonzero(as_tuple=True)
         users = users[chosen]
         parts.append((users, members[places[chosen, columns]], reached[users, kind], values[chosen, columns]))

@@ -48,10 +48,20 @@ class SampleSettings:
             raise UserError(
                 f"temperature is {self.temperature}, expected more than 0", hint="greedy search is its limit"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}, expected 1 or more")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
+        check_cuts(self.top_k, self.top_p)
+
+
+def check_cuts(top_k: int | None, top_p: float | None) -> None:
+    """Raise UserError for a cut that is out of its range."""
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top_k is {top_k}, expected 1 or more")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UserError(f"top_p is {top_p}, expected more than 0 and at most 1")
+
+
+def within_top_p(shares: Tensor, top_p: float) -> Tensor:
+    """Say which of each row's shares, the highest first, are needed to reach top_p: the first always is."""
+    return shares.cumsum(1) - shares < top_p
 
 
 def greedy(generator: Generator, settings: SampleSettings) -> list[Hypothesis]:
@@ -106,8 +116,7 @@ def drawn_from(log_probs: Tensor, settings: SampleSettings) -> Tensor:
     values, tokens = top_tokens(tempered, settings.top_k or tempered.shape[1])
     kept = values.softmax(1)
     if settings.top_p is not None:
-        before = kept.cumsum(1) - kept  # of the more probable ones: the first always stays
-        kept = torch.where(before < settings.top_p, kept, 0.0)
+        kept = torch.where(within_top_p(kept, settings.top_p), kept, 0.0)
     return torch.zeros_like(tempered).scatter(1, tokens, kept / kept.sum(1, keepdim=True))
 
 

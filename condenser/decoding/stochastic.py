@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from condenser.errors import UserError
+from condenser.decoding.sampling import check_cuts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,7 @@ class Draw:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}, expected 1 or more")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
+        check_cuts(self.top_k, self.top_p)
 
 
 class Gumbels:

@@ -82,9 +82,12 @@ def with_copies(written: Tensor, gate: Tensor, copied: Tensor) -> Tensor:
 
 def first_places(ids: Tensor) -> Tensor:
     """Return for each place of the passages (rows, length) the first at which the same token stands."""
-    length = ids.shape[1]
-    places = torch.arange(length, device=ids.device)
-    return torch.where(ids[:, :, None] == ids[:, None], places, length).amin(-1)
+    ordered, order = ids.sort(dim=1, stable=True)
+    places = torch.arange(ids.shape[1], device=ids.device)
+    begins = torch.ones_like(ids, dtype=torch.bool)
+    begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    group_start = torch.where(begins, places, 0).cummax(1).values
+    return torch.empty_like(order).scatter(1, order, order.gather(1, group_start))
 
 
 def all_with_copies(written: Tensor, copies: Copies, ids: Tensor, first: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class QueriesGenerateOptions(Options):
     )
     temperature: float = option(1.0, "free queries: below 1 the probable becomes more probable", above=0, maximum=100)
     top_k: int | None = option(
-        25, "drawn queries of both kinds: of so many most probable tokens only; null: of all", minimum=1
+        25, "drawn queries, free or constrained: of so many most probable tokens only; null: of all", minimum=1
     )
     top_p: float | None = option(
         0.95, "drawn queries: of the fewest tokens that have this probability", above=0, maximum=1
